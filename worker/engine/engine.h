@@ -1,0 +1,128 @@
+// The engine of one rank: complete forward, scored and compacted backward, parameters of the owned experts.
+//
+// Collective operations (marked so): every rank calls the same ones in the same order. Each starts with an agreement
+// exchange of (operation, invocation, shape, validity); when ranks disagree, or one rank's arguments are bad, every rank
+// gets the same error, which names the ranks and both sides, nothing has changed, and the engine stays usable. A rank
+// whose caller's request was found bad before it reached the engine takes part with Refuse. After DeadlineExceeded or
+// Unavailable the epoch is dead and every later collective returns Unavailable.
+//
+// Threads: one thread calls everything here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/deadline.h"
+#include "common/ids.h"
+#include "common/layer_shape.h"
+#include "common/plan.h"
+#include "kernels/kernels.h"
+#include "worker/engine/expert_store.h"
+#include "worker/engine/optimizer.h"
+#include "worker/engine/plan_provider.h"
+#include "worker/transport/transport.h"
+
+namespace lrmoe::engine {
+
+struct EngineOptions {
+  ModelSpec model;
+  int num_threads = 1;                      // compute threads, 1..256
+  int64_t memory_budget_bytes = INT64_MAX;  // of this rank over all layers; a context beyond it is refused
+  int32_t max_open_contexts = 256;          // forwards saved for backward, over all layers; 1..65536
+  std::chrono::milliseconds collective_timeout{60000};  // per exchange
+  std::chrono::milliseconds plan_timeout{60000};
+};
+
+// Shapes: T tokens of this rank (may be 0 and differ between ranks), k, H from the model. x, y, dy, dx are in the
+// compute type. Spans must have exactly the stated number of bytes or elements.
+struct ForwardArgs {
+  Invocation invocation;
+  int64_t num_tokens = 0;                // T, 0..2^31 / k
+  std::span<const std::byte> x;          // [T, H]
+  std::span<const int32_t> expert_idx;   // [T, k], 0..E-1, distinct within a token
+  std::span<const float> alpha;          // [T, k], finite
+  std::span<std::byte> y;                // [T, H], out
+  bool needs_backward = true;            // false: evaluation, nothing is saved
+};
+
+struct BackwardArgs {
+  Invocation invocation;                 // of an open forward
+  std::span<const std::byte> dy;         // [T, H]
+  std::span<std::byte> dx;               // [T, H], out
+  std::span<float> dalpha;               // [T, k], out; 0 for dropped pairs when router_gradient is retained
+  std::span<uint8_t> kept;               // [T, k] 0 or 1, out; may be empty
+};
+
+// Names of the collective operations, for agreement, errors, logs.
+enum class Operation : uint8_t {
+  kForward = 1, kBackward, kDiscard, kFinishLoad, kOptimizerStep, kGradientNorm, kZeroGradients, kSaveCheckpoint,
+  kLoadCheckpoint, kFinish,
+};
+absl::string_view Name(Operation operation);
+
+struct ForwardResult {
+  ExecutionPlan plan;
+  InvocationReport report;
+};
+struct BackwardResult {
+  InvocationReport report;
+};
+
+class Engine {
+ public:
+  // `transport`, `plans` and `device` outlive the engine. Collective (agreement on the model).
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, transport::Transport* transport,
+                                                        PlanProvider* plans);
+  ~Engine();
+
+  // Collective. y is complete: nothing is ever dropped in the forward pass. A second forward of an open invocation
+  // (recomputation) replaces its context. A forward of a later step frees contexts of earlier steps of that layer.
+  absl::StatusOr<ForwardResult> Forward(const ForwardArgs& args);
+  // Collective. Accumulates weight gradients at the owners (replica gradients are summed there before it returns).
+  // Frees the context, also on error.
+  absl::StatusOr<BackwardResult> Backward(const BackwardArgs& args);
+  // Collective. Frees the context of a forward that gets no backward. NotFound when there is none.
+  absl::Status Discard(const Invocation& invocation);
+
+  // Local. One owned expert of one layer; see ExpertStore::Load.
+  absl::Status LoadExpert(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
+                          std::span<const std::byte> w2);
+  // Collective. The layer's weights are complete on this rank: version becomes 1. FailedPrecondition when some
+  // owned expert was never loaded, naming it.
+  absl::Status FinishLoad(int32_t layer);
+
+  // Collective. Updates every loaded layer's owned experts once, on a queue; returns when the queue is empty.
+  // Gradients are left as they are.
+  absl::Status OptimizerStep(const AdamWStep& step);
+  // Collective. Sum of squares of all experts' accumulated gradients, over all ranks and layers, equal on all ranks.
+  absl::StatusOr<double> SquaredGradientNorm();
+  // Collective.
+  absl::Status ZeroGradients();
+
+  // Collective. See checkpoint.h. Gradients and contexts are not part of a checkpoint; loading drops open contexts.
+  absl::Status SaveCheckpoint(const std::string& directory, int64_t step);
+  absl::StatusOr<int64_t> LoadCheckpoint(const std::string& directory, int64_t step);
+
+  // Collective. Takes part in `operation` with an error: every rank's call returns it, with this rank named.
+  absl::Status Refuse(Operation operation, const Invocation& invocation, const absl::Status& reason);
+
+  // Collective. Orderly end: returns once all ranks are here.
+  absl::Status Finish();
+
+  ExpertStore& store();
+  int64_t open_contexts() const;
+  int64_t peak_bytes() const;  // measured over all layers since Create, as the memory model counts bytes
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lrmoe::engine

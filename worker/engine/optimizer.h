@@ -1,0 +1,36 @@
+// AdamW on a queue behind the rest of the backward pass (paper, Algorithm 1, line 22). One thread of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/deadline.h"
+#include "kernels/kernels.h"
+#include "worker/engine/expert_store.h"
+
+namespace lrmoe::engine {
+
+using AdamWStep = kernels::Device::AdamWStep;
+
+class OptimizerQueue {
+ public:
+  // `device` is used from the queue's thread only: give it one of its own.
+  static absl::StatusOr<std::unique_ptr<OptimizerQueue>> Create(ExpertStore* store,
+                                                                std::unique_ptr<kernels::Device> device);
+  ~OptimizerQueue();  // drains, then joins
+
+  // Queues the update of all owned experts of a layer: master, moments and weights; then zeroes nothing.
+  // Until Wait returns the caller must not touch weights or gradients of that layer's owned experts.
+  void Enqueue(int32_t layer, const AdamWStep& step);
+  // Until the queue is empty; then the versions of the updated layers are one higher. DeadlineExceeded names the layer.
+  absl::Status Wait(Deadline deadline);
+
+ private:
+  struct Impl;
+  explicit OptimizerQueue(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lrmoe::engine

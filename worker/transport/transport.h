@@ -1,0 +1,67 @@
+// One contract for moving bytes between the ranks of an epoch; every implementation passes the same conformance suite
+// (tests/contract). Collective: all ranks call the same operations in the same order.
+//
+// Errors. DeadlineExceeded: a peer did not arrive in time. Unavailable: a peer is gone or the epoch was aborted.
+// InvalidArgument: sizes that disagree with the buffers, found before anything was sent. Each message names rank,
+// peer (where one is known), operation and invocation. After DeadlineExceeded or Unavailable the epoch is dead:
+// every later call returns Unavailable at once; nothing is retried. Buffers are then unspecified.
+//
+// Threads: one thread at a time calls the operations; Abort may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/deadline.h"
+#include "common/ids.h"
+
+namespace lrmoe::transport {
+
+// Says which operation of which invocation is running (for errors, logs and the fault decorator) and until when.
+struct Call {
+  absl::string_view operation;  // e.g. "forward dispatch"; outlives the call
+  Invocation invocation;
+  Deadline deadline;
+};
+
+enum class Reduction : uint8_t { kSum, kMin, kMax };
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int32_t rank() const = 0;
+  virtual int32_t size() const = 0;
+
+  // Sends send_bytes[r] bytes to each rank r: they lie one after another in `send`, in rank order, without gaps.
+  // Receives recv_bytes[r] from each rank likewise into `recv`. Both sides know the sizes (from the plan or an
+  // earlier exchange): recv_bytes[r] here == send_bytes[rank()] there. Zero sizes are normal; sizes may exceed 2^31.
+  // `send` and `recv` do not overlap. The own part is copied locally.
+  virtual absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
+                                 std::span<const int64_t> send_bytes, std::span<std::byte> recv,
+                                 std::span<const int64_t> recv_bytes) = 0;
+
+  // recv[r * block .. ] = the block of rank r, where block = send.size() is equal on all ranks;
+  // recv.size() == block * size().
+  virtual absl::Status AllGather(const Call& call, std::span<const std::byte> send, std::span<std::byte> recv) = 0;
+
+  // Element-wise over all ranks, in place; the result is bitwise equal on all ranks and over repeated runs
+  // (reduced in rank order).
+  virtual absl::Status AllReduce(const Call& call, std::span<int64_t> values, Reduction reduction) = 0;
+  virtual absl::Status AllReduce(const Call& call, std::span<double> values, Reduction reduction) = 0;
+
+  // The buffer of `root` on all ranks; equal sizes.
+  virtual absl::Status Broadcast(const Call& call, int32_t root, std::span<std::byte> buffer) = 0;
+
+  virtual absl::Status Barrier(const Call& call) = 0;
+
+  // Ends the epoch: running and later operations of this rank return Unavailable with `reason`, and peers learn of it
+  // as soon as the implementation can tell them. Idempotent.
+  virtual void Abort(absl::string_view reason) = 0;
+};
+
+}  // namespace lrmoe::transport
