@@ -2,9 +2,12 @@
 // (tests/contract). Collective: all ranks call the same operations in the same order.
 //
 // Errors. DeadlineExceeded: a peer did not arrive in time. Unavailable: a peer is gone or the epoch was aborted.
-// InvalidArgument: sizes that disagree with the buffers, found before anything was sent. Each message names rank,
-// peer (where one is known), operation and invocation. After DeadlineExceeded or Unavailable the epoch is dead:
-// every later call returns Unavailable at once; nothing is retried. Buffers are then unspecified.
+// FailedPrecondition: the ranks disagree about the operation or its sizes; both sides are named; operation names and
+// invocations are not compared. After these three the epoch is dead: every later call returns Unavailable at once,
+// nothing is retried, buffers are unspecified. Not every rank sees the same one: a rank may have finished already, or
+// learn of it as the end of the epoch. InvalidArgument: sizes that disagree with the own buffers, found before anything
+// was sent; the epoch lives, but the peers wait for this rank: call again, or Abort. Each message names rank, peer
+// (where one is known), operation and invocation.
 //
 // Threads: one thread at a time calls the operations; Abort may be called from any thread.
 #pragma once
