@@ -28,6 +28,7 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
   out.kept_row_bytes = (3 * h + 2 * a + 2 * f) * w + 2 * kScalar;
   out.staged_source_pair_bytes = h * w;
   out.staged_forward_row_bytes = h * w;
+  out.staged_moved_row_bytes = out.forward_row_bytes;
   return out;
 }
 
@@ -39,7 +40,8 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
                SaturatingMul(work.source_pairs, c.source_pair_bytes) +
                SaturatingMul(work.kept_rows, c.kept_row_bytes);
   out.staging = SaturatingMul(work.source_pairs, c.staged_source_pair_bytes) +
-                SaturatingMul(work.forward_rows, c.staged_forward_row_bytes);
+                SaturatingMul(work.forward_rows, c.staged_forward_row_bytes) +
+                SaturatingMul(work.moved_rows, c.staged_moved_row_bytes);
   return out;
 }
 

@@ -1,6 +1,7 @@
-// Predicted bytes per rank and layer. The one source of truth: the planner admits plans with it, the engine sizes
-// its buffers by it, the simulator reproduces the paper's Figure 7 with it. (design: experts owned x (weights +
-// gradient) + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x backward bytes + staging)
+// Predicted bytes per rank and layer. The one source of truth: the planner admits plans with it, the engine
+// sizes its buffers by it, the simulator reproduces the paper's Figure 7 with it. (design: experts owned x
+// (weights + gradient) + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x
+// backward bytes + staging)
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,16 @@ namespace lrmoe {
 
 // What one row, one pair and one expert cost. Derived once from the layer shape and the policy.
 struct MemoryCoefficients {
-  int64_t owned_expert_bytes = 0;   // weights in the compute type + fp32 gradient
-  int64_t replica_bytes = 0;        // weights in the compute type + fp32 gradient
-  int64_t forward_row_bytes = 0;    // executor, saved per routed pair: x, a (unless recomputed), phi, ||phi||^2
-  int64_t source_pair_bytes = 0;    // source, saved per routed pair: id, alpha, norm, position (+ y_u row if exact)
-  int64_t kept_row_bytes = 0;       // executor, backward per kept pair: compacted g, x, a, phi, dphi, da, dx
+  int64_t owned_expert_bytes = 0;  // weights in the compute type + fp32 gradient
+  int64_t replica_bytes = 0;       // weights in the compute type + fp32 gradient
+  int64_t forward_row_bytes = 0;  // executor, saved per routed pair: x, a (unless recomputed), phi, ||phi||^2
+  int64_t source_pair_bytes =
+      0;  // source, saved per routed pair: id, alpha, norm, position (+ y_u row if exact)
+  int64_t kept_row_bytes = 0;  // executor, backward per kept pair: compacted g, x, a, phi, dphi, da, dx
   int64_t staged_source_pair_bytes = 0;  // source, exchange buffers per routed pair
   int64_t staged_forward_row_bytes = 0;  // executor, exchange buffers per routed pair it executes
+  int64_t staged_moved_row_bytes =
+      0;  // executor, saved state packed for a kept pair that another instance executes
 };
 
 struct MemoryModelOptions {
@@ -34,9 +38,10 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options);
 struct RankWork {
   int64_t owned_experts = 0;
   int64_t replicas = 0;
-  int64_t source_pairs = 0;   // T * k of this rank as a source
-  int64_t forward_rows = 0;   // sum of F[e][i] over its instances
-  int64_t kept_rows = 0;      // sum of X[e][i] over its instances
+  int64_t source_pairs = 0;  // T * k of this rank as a source
+  int64_t forward_rows = 0;  // sum of F[e][i] over its instances
+  int64_t kept_rows = 0;     // sum of X[e][i] over its instances
+  int64_t moved_rows = 0;    // kept pairs it ran forward and sends elsewhere; a plan states the worst case
 };
 
 struct MemoryBytes {

@@ -22,8 +22,8 @@ struct PlanningProblem {
 };
 
 // InvalidArgument naming the field, its position, its value and the allowed range. Limits: 1..1024 ranks,
-// 1..4096 experts, counts 0..2^40 with a total up to 2^40 x ranks, owner in range, residents distinct, not owned,
-// within the slots of their rank, bandwidths and service rates finite and > 0.
+// 1..4096 experts, counts 0..2^40 with a total up to 2^40 x ranks, owner in range, residents distinct, not
+// owned, within the slots of their rank, bandwidths and service rates finite and > 0.
 absl::Status Validate(const PlanningProblem& problem);
 
 }  // namespace lrmoe::planner
