@@ -8,7 +8,8 @@
 
 namespace lrmoe::transport {
 
-// One transport per rank of a group of `size` >= 1 ranks; each is used by one thread. They keep the group alive.
+// One transport per rank of a group of `size` >= 1 ranks; each is used by one thread. They keep the group
+// alive.
 std::vector<std::unique_ptr<Transport>> CreateInprocGroup(int32_t size);
 
 }  // namespace lrmoe::transport

@@ -16,13 +16,23 @@ struct MpiPlace {
   int32_t local_size = 1;
 };
 
-// Owns MPI_Init_thread .. MPI_Finalize; at most one per process. Destroy the transports first.
+// Owns MPI_Init_thread .. MPI_Finalize; at most one per process. Destroy the transports first. When the
+// newest epoch has died, the destructor leaves MPI unfinalized (finalizing waits for all ranks, without a
+// deadline); mpirun then ends the job when the process exits. Threads: MPI runs with MPI_THREAD_SERIALIZED;
+// all calls are serialised in here.
+//
+// Beyond the contract: a rank whose epoch dies tells its peers, who see it in the operation they run or the
+// next one. A peer whose process died is noticed by mpirun, which ends the job, or by the deadline.
 class MpiRuntime {
  public:
   virtual ~MpiRuntime() = default;
   virtual MpiPlace place() const = 0;
-  // Over a duplicate of MPI_COMM_WORLD. Collective.
-  virtual absl::StatusOr<std::unique_ptr<Transport>> CreateTransport() = 0;
+  // A new epoch, over a duplicate of MPI_COMM_WORLD. Collective; DeadlineExceeded when not all ranks call it
+  // within a minute. Parts of more than max_message_bytes (1..2^30, equal on all ranks) travel as several
+  // messages. After an epoch died, a transfer that was under way may still touch its buffers while a later
+  // epoch runs: free them only when no other epoch follows, or after the next one was created.
+  virtual absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(int64_t max_message_bytes = int64_t{1}
+                                                                                                 << 30) = 0;
   // Ends every process of the job at once with `exit_code`. For a dead epoch, when finalizing would hang.
   [[noreturn]] virtual void AbortJob(int exit_code) = 0;
 };

@@ -1,13 +1,13 @@
-// One contract for moving bytes between the ranks of an epoch; every implementation passes the same conformance suite
-// (tests/contract). Collective: all ranks call the same operations in the same order.
+// One contract for moving bytes between the ranks of an epoch; every implementation passes the same
+// conformance suite (tests/contract). Collective: all ranks call the same operations in the same order.
 //
-// Errors. DeadlineExceeded: a peer did not arrive in time. Unavailable: a peer is gone or the epoch was aborted.
-// FailedPrecondition: the ranks disagree about the operation or its sizes; both sides are named; operation names and
-// invocations are not compared. After these three the epoch is dead: every later call returns Unavailable at once,
-// nothing is retried, buffers are unspecified. Not every rank sees the same one: a rank may have finished already, or
-// learn of it as the end of the epoch. InvalidArgument: sizes that disagree with the own buffers, found before anything
-// was sent; the epoch lives, but the peers wait for this rank: call again, or Abort. Each message names rank, peer
-// (where one is known), operation and invocation.
+// Errors. DeadlineExceeded: a peer did not arrive in time. Unavailable: a peer is gone or the epoch was
+// aborted. FailedPrecondition: the ranks disagree about the operation or its sizes; both sides are named;
+// operation names and invocations are not compared. After these three the epoch is dead: every later call
+// returns Unavailable at once, nothing is retried, buffers are unspecified. Not every rank sees the same one:
+// a rank may have finished already, or learn of it as the end of the epoch. InvalidArgument: sizes that
+// disagree with the own buffers, found before anything was sent; the epoch lives, but the peers wait for this
+// rank: call again, or Abort. Each message names rank, peer (where one is known), operation and invocation.
 //
 // Threads: one thread at a time calls the operations; Abort may be called from any thread.
 #pragma once
@@ -24,7 +24,8 @@
 
 namespace lrmoe::transport {
 
-// Says which operation of which invocation is running (for errors, logs and the fault decorator) and until when.
+// Says which operation of which invocation is running (for errors, logs and the fault decorator) and until
+// when.
 struct Call {
   absl::string_view operation;  // e.g. "forward dispatch"; outlives the call
   Invocation invocation;
@@ -40,17 +41,18 @@ class Transport {
   virtual int32_t rank() const = 0;
   virtual int32_t size() const = 0;
 
-  // Sends send_bytes[r] bytes to each rank r: they lie one after another in `send`, in rank order, without gaps.
-  // Receives recv_bytes[r] from each rank likewise into `recv`. Both sides know the sizes (from the plan or an
-  // earlier exchange): recv_bytes[r] here == send_bytes[rank()] there. Zero sizes are normal; sizes may exceed 2^31.
-  // `send` and `recv` do not overlap. The own part is copied locally.
+  // Sends send_bytes[r] bytes to each rank r: they lie one after another in `send`, in rank order, without
+  // gaps. Receives recv_bytes[r] from each rank likewise into `recv`. Both sides know the sizes (from the
+  // plan or an earlier exchange): recv_bytes[r] here == send_bytes[rank()] there. Zero sizes are normal;
+  // sizes may exceed 2^31. `send` and `recv` do not overlap. The own part is copied locally.
   virtual absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
                                  std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                                  std::span<const int64_t> recv_bytes) = 0;
 
   // recv[r * block .. ] = the block of rank r, where block = send.size() is equal on all ranks;
   // recv.size() == block * size().
-  virtual absl::Status AllGather(const Call& call, std::span<const std::byte> send, std::span<std::byte> recv) = 0;
+  virtual absl::Status AllGather(const Call& call, std::span<const std::byte> send,
+                                 std::span<std::byte> recv) = 0;
 
   // Element-wise over all ranks, in place; the result is bitwise equal on all ranks and over repeated runs
   // (reduced in rank order).
@@ -62,8 +64,8 @@ class Transport {
 
   virtual absl::Status Barrier(const Call& call) = 0;
 
-  // Ends the epoch: running and later operations of this rank return Unavailable with `reason`, and peers learn of it
-  // as soon as the implementation can tell them. Idempotent.
+  // Ends the epoch: running and later operations of this rank return Unavailable with `reason`, and peers
+  // learn of it as soon as the implementation can tell them. Idempotent.
   virtual void Abort(absl::string_view reason) = 0;
 };
 

@@ -387,6 +387,27 @@ const std::vector<ConformanceCase>& ConformanceCases() {
   return *cases;
 }
 
+RankBody LargeExchange() {
+  return [](Transport& t, Expectations& expect) {
+    const int32_t n = t.size(), next = (t.rank() + 1) % n, previous = (t.rank() + n - 1) % n;
+    const int64_t large = (int64_t{1} << 31) + 4097, small = 17, stride = 4096;
+    std::vector<int64_t> send_bytes(n, small), recv_bytes(n, small);
+    send_bytes[next] = recv_bytes[previous] = large;
+    auto offset = [](const std::vector<int64_t>& sizes, int32_t peer) {
+      return std::accumulate(sizes.begin(), sizes.begin() + peer, int64_t{0});
+    };
+    Bytes send(offset(send_bytes, n)), recv(offset(recv_bytes, n));
+    for (int64_t i = 0; i < large; i += stride)
+      send[offset(send_bytes, next) + i] = Payload(1, t.rank(), next, i);
+    expect.Ok(t.AllToAllV(Far("large"), send, send_bytes, recv, recv_bytes), "AllToAllV");
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < large; i += stride) {
+      wrong += recv[offset(recv_bytes, previous) + i] != Payload(1, previous, t.rank(), i);
+    }
+    expect.Check(wrong == 0, std::to_string(wrong) + " sampled bytes of the large part differ");
+  };
+}
+
 void RunConformance(Ranks& ranks) {
   for (const ConformanceCase& test : ConformanceCases()) {
     for (const int32_t size : ranks.sizes()) {

@@ -57,6 +57,9 @@ struct ConformanceCase {
 };
 const std::vector<ConformanceCase>& ConformanceCases();
 
+// More than 2^31 bytes from each rank to the next, so that offsets need 64 bits; wants 5 GB per rank.
+RankBody LargeExchange();
+
 // All cases over all sizes, as Catch2 sections.
 void RunConformance(Ranks& ranks);
 

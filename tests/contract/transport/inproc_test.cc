@@ -18,6 +18,11 @@ TEST_CASE("inproc passes the conformance suite", "[transport]") {
   RunConformance(ranks);
 }
 
+TEST_CASE("inproc exchanges more than 2^31 bytes", "[.large]") {
+  ThreadRanks ranks;
+  RequireNoFailures(ranks.Run(2, LargeExchange()));
+}
+
 TEST_CASE("inproc gives DeadlineExceeded naming all missing ranks to every rank that waits", "[transport]") {
   ThreadRanks ranks;
   RequireNoFailures(ranks.Run(5, [](Transport& t, Expectations& expect) {
