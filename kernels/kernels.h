@@ -1,6 +1,7 @@
-// Device API of the expert maths. Knows rows, widths and pointers; knows nothing of plans, ranks or invocations.
-// Row-major, contiguous rows. `Type` is the compute type of activations and weights; gradients, scores, norms, alphas
-// and master weights are fp32. Every operation is deterministic: same inputs and thread count, same bits.
+// Device API of the expert maths. Knows rows, widths and pointers; knows nothing of plans, ranks or
+// invocations. Row-major, contiguous rows. `Type` is the compute type of activations and weights; gradients,
+// scores, norms, alphas and master weights are fp32. Every operation is deterministic: same inputs and thread
+// count, same bits.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace lrmoe::kernels {
 
 enum class Type : uint8_t { kBf16 = 1, kFp32 = 2 };
-inline int64_t SizeOf(Type type) { return type == Type::kBf16 ? 2 : 4; }
+inline int64_t SizeOf(Type type) {
+  return type == Type::kBf16 ? 2 : 4;
+}
 using Bf16 = uint16_t;  // bit pattern; conversion rounds to nearest even
 
 enum class ExpertActivation : uint8_t { kSwiGlu = 1, kSilu = 2, kGelu = 3 };  // kGelu: exact, erf form
@@ -32,38 +36,44 @@ enum class GemmKind : uint8_t {
   kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32
 };
 
-// The CPU device: oneDNN GEMMs, vectorised passes, `num_threads` threads of its own, shared by all operations.
-// Not thread-safe: one engine thread calls it.
+// The CPU device: oneDNN GEMMs, vectorised passes, `num_threads` threads of its own, shared by all
+// operations. Not thread-safe: one engine thread calls it.
 class Device {
  public:
   virtual ~Device() = default;
+
+  // How GEMMs are computed on this machine, in words for the log: decided once, at creation.
+  virtual absl::string_view gemm_path() const = 0;
 
   // Variable-size grouped GEMM without padding; bf16 accumulates in fp32. n, k as in GemmKind.
   virtual absl::Status GroupedGemm(GemmKind kind, Type type, int64_t n, int64_t k,
                                    std::span<const GemmGroup> groups) = 0;
 
   // phi[rows, f] from a[rows, f or 2f] and norm2[row] = ||phi||^2 of the stored (rounded) phi, in one pass.
-  virtual void ActivationForward(ExpertActivation activation, Type type, int64_t rows, int64_t f, const void* a,
-                                 void* phi, float* norm2) = 0;
+  virtual void ActivationForward(ExpertActivation activation, Type type, int64_t rows, int64_t f,
+                                 const void* a, void* phi, float* norm2) = 0;
 
   // From u[rows, f] = g W2 (gradient at phi before alpha), a and alpha[rows]:
-  //   da[rows, f or 2f] = alpha * activation'(a, u);  phi_alpha[rows, f] = alpha * phi(a), the left factor of dW2;
-  //   dalpha[row] = u . phi(a) (= g . y_u, engine design "Router gradient"). phi is recomputed from a in fp32.
+  //   da[rows, f or 2f] = alpha * activation'(a, u);  phi_alpha[rows, f] = alpha * phi(a), the left factor of
+  //   dW2; dalpha[row] = u . phi(a) (= g . y_u, engine design "Router gradient"). phi is recomputed from a in
+  //   fp32.
   // da may alias nothing; phi_alpha may alias u.
-  virtual void ActivationBackward(ExpertActivation activation, Type type, int64_t rows, int64_t f, const void* a,
-                                  const void* u, const float* alpha, void* da, void* phi_alpha, float* dalpha) = 0;
+  virtual void ActivationBackward(ExpertActivation activation, Type type, int64_t rows, int64_t f,
+                                  const void* a, const void* u, const float* alpha, void* da, void* phi_alpha,
+                                  float* dalpha) = 0;
 
   // dst[i] = src[index[i]] for rows of `width` elements.
-  virtual void GatherRows(Type type, int64_t width, const void* src, std::span<const int32_t> index, void* dst) = 0;
+  virtual void GatherRows(Type type, int64_t width, const void* src, std::span<const int32_t> index,
+                          void* dst) = 0;
 
-  // out[t] = sum over j of alpha[t*k + j] * y[position[t*k + j]], fp32 accumulation in slot order; position < 0: skipped.
-  // out[num_tokens, width].
+  // out[t] = sum over j of alpha[t*k + j] * y[position[t*k + j]], fp32 accumulation in slot order; position <
+  // 0: skipped. out[num_tokens, width].
   virtual void CombineRows(Type type, int64_t width, int64_t num_tokens, int32_t k, const void* y,
                            const int32_t* position, const float* alpha, void* out) = 0;
 
-  // Segmented sum: dst[i] = sum of src[index[j]] for j in [offset[i], offset[i+1]), fp32 accumulation in that order,
-  // rounded once. dst has offset.size() - 1 rows; an empty segment gives a zero row. Serves the per-token sum of dx
-  // at the executor and the final scatter-add at the source.
+  // Segmented sum: dst[i] = sum of src[index[j]] for j in [offset[i], offset[i+1]), fp32 accumulation in that
+  // order, rounded once. dst has offset.size() - 1 rows; an empty segment gives a zero row. Serves the
+  // per-token sum of dx at the executor and the final scatter-add at the source.
   virtual void SumRows(Type type, int64_t width, const void* src, std::span<const int32_t> index,
                        std::span<const int64_t> offset, void* dst) = 0;
 
@@ -76,13 +86,14 @@ class Device {
                       std::span<const int32_t> b_row, float* out) = 0;
 
   // AdamW with decoupled weight decay on n fp32 master weights; gradient is scaled by gradient_scale first.
-  // Writes the new weights in `type` as well. Same order of operations as torch.optim.AdamW (single tensor, no amsgrad).
+  // Writes the new weights in `type` as well. Same order of operations as torch.optim.AdamW (single tensor,
+  // no amsgrad).
   struct AdamWStep {
     int64_t step = 1;  // 1-based, for bias correction
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, gradient_scale = 1.0;
   };
-  virtual void AdamW(const AdamWStep& step, int64_t n, float* master, float* m, float* v, const float* gradient,
-                     Type type, void* weights) = 0;
+  virtual void AdamW(const AdamWStep& step, int64_t n, float* master, float* m, float* v,
+                     const float* gradient, Type type, void* weights) = 0;
 
   // Sum of squares in fp64, fixed order.
   virtual double SquaredNorm(int64_t n, const float* values) = 0;
@@ -93,16 +104,16 @@ class Device {
   virtual void Bf16ToFp32(int64_t n, const Bf16* src, float* dst) = 0;
 };
 
-// The K largest of n non-negative, finite scores: a score is kept when it is > threshold, and of those equal to it the
-// first `ties` in index order. K == 0: threshold = +infinity, ties = 0. K == n: threshold = the smallest score.
-// Exact, O(n) (radix select over the bit pattern). n >= K >= 0.
+// The K largest of n non-negative, finite scores: a score is kept when it is > threshold, and of those equal
+// to it the first `ties` in index order. K == 0: threshold = +infinity, ties = 0. K == n: threshold = the
+// smallest score. Exact, O(n) (radix select over the bit pattern). n >= K >= 0.
 struct TopK {
   float threshold = 0;
   int64_t ties = 0;
 };
 TopK SelectTopK(std::span<const float> scores, int64_t k);
 
-// InvalidArgument when num_threads is not 1..256.
+// InvalidArgument when num_threads is not 1..256; ResourceExhausted when they cannot be started.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads);
 
 }  // namespace lrmoe::kernels
