@@ -184,6 +184,7 @@ class RefusalTest(FakeSession):
             # The other ranks are in this call: it must have been made.
             self.assertEqual(len(self.requests("Forward")), number + 1)
         layer(x, ids, alpha).sum().backward()  # and the worker goes on serving
+        self.assertEqual(self.requests("Forward")[-1].invocation.micro_batch, 0)
 
     def test_constructor(self):
         worker = self.connect()

@@ -4,7 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from . import protocol
-from .errors import Error
+from .errors import Error, WorkerLost
 from .plan import plan_from_summary
 
 _COMPUTE_TYPES = {torch.bfloat16: protocol.DATA_TYPE_BF16, torch.float32: protocol.DATA_TYPE_FP32}
@@ -165,6 +165,26 @@ class MoELayer(torch.nn.Module):
         return [tensors.share(_rows(t), dtype)
                 for t, dtype in ((x, self.dtype), (idx, torch.int32), (weights, torch.float32))], None
 
+    def _forward(self, tensors, invocation, evaluation, x, expert_idx, weights):
+        """The Forward call: (y, response)."""
+        inputs, reason = self._inputs(x, expert_idx, weights)
+        if inputs is None:
+            # The other ranks are in this call already: take part with a request the worker refuses on all of them.
+            try:
+                self._worker._call("Forward", invocation=invocation, evaluation=evaluation)
+            except Error as error:
+                if isinstance(error, WorkerLost):
+                    raise
+                raise Error(error.code, f"{reason} ({error.message})") from None
+            raise Error("INTERNAL", f"{reason}, and the worker took it")
+        rows, idx, alpha = inputs
+        y = tensors.empty((*x.shape[:-1], self.hidden_size), self.dtype)
+        response = self._worker._call(
+            "Forward", invocation=invocation, evaluation=evaluation, x=tensors.descriptor(rows),
+            expert_idx=tensors.descriptor(idx), alpha=tensors.descriptor(alpha),
+            y=tensors.descriptor(y, (rows.shape[0], self.hidden_size)))
+        return y, response
+
 
 def _rows(tensor):
     return tensor.reshape(-1 if tensor.numel() else tensor.shape[:-1].numel(), tensor.shape[-1])
@@ -175,23 +195,13 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, anchor, x, weights, expert_idx, layer, evaluation):
-        worker = layer._worker
-        tensors = worker._tensors()
-        invocation = worker._next_invocation(layer.layer)
-        inputs, reason = layer._inputs(x, expert_idx, weights)
-        if inputs is None:
-            # The other ranks are in this call already: take part with a request the worker refuses on all of them.
-            try:
-                worker._call("Forward", invocation=invocation, evaluation=evaluation)
-            except Error as error:
-                raise Error(error.code, f"{reason} ({error.message})") from None
-            raise Error("INTERNAL", f"{reason}, and the worker took it")
-        rows, idx, alpha = inputs
-        y = tensors.empty((*x.shape[:-1], layer.hidden_size), layer.dtype)
-        response = worker._call(
-            "Forward", invocation=invocation, evaluation=evaluation, x=tensors.descriptor(rows),
-            expert_idx=tensors.descriptor(idx), alpha=tensors.descriptor(alpha),
-            y=tensors.descriptor(y, (rows.shape[0], layer.hidden_size)))
+        tensors = layer._worker._tensors()
+        invocation = layer._worker._next_invocation(layer.layer)
+        try:
+            y, response = layer._forward(tensors, invocation, evaluation, x, expert_idx, weights)
+        except Error as error:
+            layer._worker._return_invocation(invocation, error)
+            raise
         layer._summary = (invocation, response.summary)
         ctx.layer, ctx.invocation, ctx.evaluation = layer, invocation, evaluation
         ctx.x_like = (x.shape, x.dtype, x.device)

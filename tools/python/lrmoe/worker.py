@@ -9,6 +9,7 @@ from .arena import ArenaPool
 from .connection import Connection
 from .errors import Error
 
+_REFUSED_BEFORE_PLANNING = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE")
 _MODEL_FIELDS = ("num_experts", "top_k", "hidden_size", "intermediate_size", "gated", "activation", "dtype")
 
 
@@ -178,6 +179,12 @@ class Worker:
         micro_batch = self._micro_batches.get(layer, 0)
         self._micro_batches[layer] = micro_batch + 1
         return protocol.Invocation(step=self._step, layer=layer, micro_batch=micro_batch)
+
+    def _return_invocation(self, invocation, error):
+        """After a refused Forward: when it was refused before anything was planned, the number is as good as new. Ranks
+        that disagreed about the layer so agree about the numbers afterwards."""
+        if error.code in _REFUSED_BEFORE_PLANNING:
+            self._micro_batches[invocation.layer] = invocation.micro_batch
 
     def _optimizer_step(self, **hyperparameters):
         self._call("OptimizerStep", step=self._optimizer_updates + 1, **hyperparameters)
