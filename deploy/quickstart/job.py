@@ -87,6 +87,10 @@ class Job:
         _stop(self._controller)
         self._controller_log.close()
 
+    @property
+    def controller_pid(self):
+        return self._controller.pid
+
     def run(self, command, show=lambda line: True):
         """Runs `command` as every rank's training process to its end. Lines for which show(line) holds are printed,
         all are logged. Raises JobFailed with the end of the log unless every rank exits with 0."""

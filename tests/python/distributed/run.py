@@ -1,0 +1,70 @@
+"""Runs the distributed checks: for each, a controller and workers under mpirun, and a training process per rank.
+
+usage: run.py --bin DIR [--ranks N] [--only NAME]; PYTHONPATH names the package. Ends with "N passed, N failed"."""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "deploy", "quickstart"))
+
+from job import Job, JobFailed  # noqa: E402
+
+
+def jobs():
+    """(name, program, rates, environment)"""
+    for dtype in ("fp32", "bf16"):
+        for rate in ("1.0", "0.6"):
+            yield f"layer-{dtype}-{rate}", "checks_layer.py", rate, {"CHECK_DTYPE": dtype, "CHECK_RATE": rate}
+    fp32 = {"CHECK_DTYPE": "fp32", "CHECK_RATE": "1.0"}
+    yield "refusals", "checks_refusals.py", "1.0", fp32
+    yield "adamw", "checks_training.py", "1.0", {**fp32, "CHECK_PHASE": "adamw"}
+    # In this order: the second loads what the first saved. Fixed ownership: replicas would depend on the history.
+    yield "checkpoint-save", "checks_training.py", "1.0", {**fp32, "CHECK_PHASE": "save"}
+    yield "checkpoint-load", "checks_training.py", "1.0", {**fp32, "CHECK_PHASE": "load"}
+
+
+def run_job(options, folder, name, program, rates, environment):
+    """Number of checks that passed. Raises JobFailed."""
+    planner = "fixed" if program == "checks_training.py" else "lrmoe"
+    paths = [HERE, os.path.dirname(HERE), os.environ.get("PYTHONPATH", "")]
+    environment = {**environment, "CHECK_FOLDER": folder, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo",
+                   "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    lines = []
+    with Job(options.bin, os.path.join(folder, name), options.ranks, ["--planner", planner, "--rates", rates],
+             ["--threads", "1", "--replica-slots", "1"], environment) as job:
+        job.run([sys.executable, os.path.join(HERE, program)],
+                show=lambda line: lines.append(line) or bool(re.match("(worst|AdamW)", line)))
+    for line in lines:
+        found = re.match(r"(\d+) checks passed$", line.strip())
+        if found:
+            return int(found.group(1))
+    raise JobFailed("the job ended well but no check was counted:\n" + "".join(lines[-20:]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", required=True, help="folder of the built programs")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", default="", help="run the jobs whose name contains this")
+    options = parser.parse_args()
+    passed = failed = 0
+    with tempfile.TemporaryDirectory(prefix="lrmoe-checks-") as folder:
+        for name, *rest in jobs():
+            if options.only not in name:
+                continue
+            print(f"== {name}", flush=True)
+            try:
+                passed += run_job(options, folder, name, *rest)
+            except JobFailed as error:
+                failed += 1
+                print(f"{name} FAILED: {error}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
