@@ -1,0 +1,11 @@
+// The subcommands of lrmoe-bench. Each adds itself to `app` and sets `exit_code` when it has run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace lrmoe::bench {
+
+void AddGemmCommand(CLI::App& app, int& exit_code);
+void AddSelectCommand(CLI::App& app, int& exit_code);
+
+}  // namespace lrmoe::bench
