@@ -9,6 +9,7 @@ from torch.nn import functional
 import lrmoe
 
 VOCABULARY = 256  # bytes
+LOOK_BACK = 3
 
 
 class Attention(nn.Module):
@@ -56,7 +57,8 @@ class Gpt(nn.Module):
     def __init__(self, worker, options, seed):
         super().__init__()
         torch.manual_seed(seed)  # the dense parameters are the same on every rank
-        self.embedding = nn.Embedding(VOCABULARY, options.hidden_size)
+        # One table for each of the last bytes: a few hundred steps are too few to learn to look back by attention alone.
+        self.embeddings = nn.ModuleList(nn.Embedding(VOCABULARY, options.hidden_size) for _ in range(LOOK_BACK))
         self.position = nn.Embedding(options.length, options.hidden_size)
         self.blocks = nn.ModuleList(Block(worker, index, options) for index in range(options.num_layers))
         self.norm = nn.LayerNorm(options.hidden_size)
@@ -65,7 +67,8 @@ class Gpt(nn.Module):
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
         # Large beside what the first blocks add, so that they see the byte; a small model learns much faster so.
-        nn.init.normal_(self.embedding.weight, std=0.5)
+        for embedding in self.embeddings:
+            nn.init.normal_(embedding.weight, std=0.5)
         nn.init.normal_(self.position.weight, std=0.1)
         self._load_experts(options, seed)
 
@@ -81,7 +84,9 @@ class Gpt(nn.Module):
 
     def forward(self, inputs, targets):
         """inputs, targets [B, L] -> mean cross entropy in nats per byte."""
-        x = self.embedding(inputs) + self.position.weight[:inputs.shape[1]]
+        x = self.position.weight[:inputs.shape[1]]
+        for distance, embedding in enumerate(self.embeddings):
+            x = x + embedding(functional.pad(inputs, (distance, 0))[:, :inputs.shape[1]])
         for block in self.blocks:
             x = block(x)
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
