@@ -1,0 +1,243 @@
+// lrmoectl against an Admin service in this process. The golden files in golden/ are what a user sees; to
+// write them anew after a wanted change, run the test with LRMOE_UPDATE_GOLDEN=1 and review the difference.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "common/version.h"
+#include "tests/unit/lrmoectl/fake_admin.h"
+#include "tools/lrmoectl/cli.h"
+#include "tools/lrmoectl/client.h"
+
+namespace lrmoe::ctl {
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+Outcome RunWith(const std::string& address, const std::string& command_line, bool colour = false) {
+  std::ostringstream out, err;
+  const std::vector<std::string> arguments = absl::StrSplit(command_line, ' ', absl::SkipEmpty());
+  const auto environment = [&](const char* name) {
+    return std::string(name) == "LRMOE_CONTROLLER" ? address.c_str() : nullptr;
+  };
+  Outcome outcome;
+  outcome.status = Run(arguments, environment, {out, err, colour});
+  outcome.out = absl::StrReplaceAll(out.str(), {{address.empty() ? "no address" : address, "ADDRESS"}});
+  outcome.err = absl::StrReplaceAll(err.str(), {{address.empty() ? "no address" : address, "ADDRESS"}});
+  return outcome;
+}
+
+void CheckGolden(const std::string& name, const std::string& text) {
+  const std::string path = absl::StrCat(LRMOE_GOLDEN_FOLDER, "/", name);
+  if (std::getenv("LRMOE_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
+  std::ifstream file(path);
+  CAPTURE(path);
+  REQUIRE(file.good());
+  std::stringstream golden;
+  golden << file.rdbuf();
+  CHECK(text == golden.str());
+}
+
+TEST_CASE("every view, as table and as JSON", "[lrmoectl]") {
+  FakeAdmin admin;
+  for (const auto& [name, command] : std::vector<std::pair<std::string, std::string>>{
+           {"status", "status"},
+           {"workers", "workers"},
+           {"layers", "layers"},
+           {"plans_list", "plans list"},
+           {"plans_show", "plans show --step 1 --layer 0"},
+           {"plans_explain", "plans explain --step 1 --layer 0 --micro-batch 0"},
+           {"plans_explain_latest", "plans explain --latest --layer 0"},
+           {"plans_diff", "plans diff 1:0 3:0:0"},
+           {"plans_watch", "plans watch --count 3"},
+           {"policy_get", "policy get"}}) {
+    CAPTURE(name);
+    const Outcome table = RunWith(admin.address(), command);
+    CHECK(table.err.empty());
+    CHECK(table.status == 0);
+    CheckGolden(name + ".txt", table.out);
+    const Outcome json = RunWith(admin.address(), command + " --output json");
+    CHECK(json.status == 0);
+    CheckGolden(name + ".json", json.out);
+    if (name != "plans_watch") CHECK(nlohmann::json::accept(json.out));
+    const bool coloured = RunWith(admin.address(), command, true).out.find("\x1b[") != std::string::npos;
+    CHECK(coloured == (name != "status"));
+    CHECK(RunWith(admin.address(), command + " --output json", true).out == json.out);
+  }
+}
+
+TEST_CASE("plans list filters and follows pages", "[lrmoectl]") {
+  FakeAdmin admin;
+  const auto steps = [&](const std::string& flags) {
+    const Outcome outcome = RunWith(admin.address(), "plans list --output json " + flags);
+    CHECK(outcome.err.empty());
+    const nlohmann::json json = nlohmann::json::parse(outcome.out);
+    std::vector<int> found;
+    for (const auto& plan : json["plans"]) found.push_back(plan["step"]);
+    return std::make_pair(found, json["next_page_token"].get<std::string>());
+  };
+  using Found = std::pair<std::vector<int>, std::string>;
+  CHECK(steps("") == Found{{3, 2, 1}, ""});
+  CHECK(admin.num_list_calls() == 2);  // the fake's pages hold two
+  CHECK(steps("--limit 1") == Found{{3}, "1"});
+  CHECK(steps("--limit 1 --page-token 1") == Found{{2}, "2"});
+  CHECK(steps("--from-step 2") == Found{{3, 2}, ""});
+  CHECK(steps("--to-step 2") == Found{{2, 1}, ""});
+  CHECK(steps("--to-step 0") == Found{{}, ""});
+  CHECK(steps("--layer 1") == Found{{}, ""});
+  CHECK(steps("--infeasible") == Found{{2}, ""});
+  CHECK_THAT(RunWith(admin.address(), "plans list --layer 1").out, Catch::EndsWith("No plans match.\n"));
+  CHECK_THAT(RunWith(admin.address(), "plans list --limit 2").out,
+             Catch::EndsWith("Older plans: --page-token 2\n"));
+}
+
+TEST_CASE("a controller that misbehaves is not followed", "[lrmoectl]") {
+  FakeAdmin admin;
+  admin.set_pages(FakeAdmin::Pages::kEndless);
+  Outcome outcome = RunWith(admin.address(), "plans list");
+  CHECK(outcome.status == 1);
+  CHECK(outcome.err == "lrmoectl: controller at ADDRESS sent a page without progress\n");
+  admin.set_pages(FakeAdmin::Pages::kTooLong);
+  outcome = RunWith(admin.address(), "plans list --limit 2");
+  CHECK(outcome.status == 1);
+  CHECK(outcome.err == "lrmoectl: controller at ADDRESS sent 3 plans where at most 2 were asked for\n");
+  admin.set_lies(true);
+  outcome = RunWith(admin.address(), "plans explain --step 1 --layer 0");
+  CHECK(outcome.status == 1);
+  CHECK_THAT(outcome.err,
+             Catch::StartsWith("lrmoectl: controller at ADDRESS sent a plan that is not one: plan.quota[0]"));
+  CHECK(outcome.out.empty());
+  admin.set_silent(true);
+  outcome = RunWith(admin.address(), "status --timeout 50ms");
+  CHECK(outcome.status == 1);
+  CHECK_THAT(outcome.err, Catch::Contains("ADDRESS") && Catch::Contains("within 50ms"));
+  CHECK(RunWith(admin.address(), "plans watch --timeout 50ms").status == 1);
+}
+
+TEST_CASE("watch ends when told to, and says when the stream breaks", "[lrmoectl]") {
+  FakeAdmin admin;
+  CHECK(RunWith(admin.address(), "plans watch --for 300ms").status == 0);
+  admin.set_ends_stream(true);
+  const Outcome outcome = RunWith(admin.address(), "plans watch --output json");
+  CHECK(outcome.status == 1);
+  CHECK(outcome.err == "lrmoectl: controller at ADDRESS ended the stream\n");
+  CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 3);
+}
+
+TEST_CASE("policy set", "[lrmoectl]") {
+  FakeAdmin admin;
+  const Outcome table = RunWith(admin.address(), "policy set retention_floor=0.5 rates=1,0.75");
+  CHECK(table.status == 0);
+  CheckGolden("policy_set.txt", table.out);
+  const Outcome json =
+      RunWith(admin.address(), "policy set seed=18446744073709551615 window_us=2500 --output json");
+  CheckGolden("policy_set.json", json.out);
+  const Outcome bad = RunWith(admin.address(), "policy set selection=best");
+  CHECK(bad.status == 2);
+  CHECK(bad.out.empty());
+  CHECK_THAT(bad.err, Catch::Contains("selection is \"best\"; allowed: lrm, grad_norm2, grad_abs, random"));
+  const Outcome unknown = RunWith(admin.address(), "policy set colour=red");
+  CHECK(unknown.status == 2);
+  CHECK_THAT(unknown.err, Catch::Contains("colour") && Catch::Contains("retention_floor"));
+}
+
+TEST_CASE("an absent plan is told by the controller", "[lrmoectl]") {
+  FakeAdmin admin;
+  const Outcome outcome = RunWith(admin.address(), "plans diff 1:0 9:0");
+  CHECK(outcome.status == 1);
+  CHECK(outcome.err == "lrmoectl: no plan of step 9 layer 0 micro-batch 0 is kept; kept: steps 1..3\n");
+}
+
+TEST_CASE("no controller", "[lrmoectl]") {
+  std::string address;
+  {
+    FakeAdmin admin;  // its port is free again afterwards
+    address = admin.address();
+  }
+  for (const char* command : {"status", "plans watch", "plans diff 1:0 2:0", "policy set seed=1"}) {
+    const Outcome outcome = RunWith(address, command);
+    CHECK(outcome.status == 1);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, Catch::StartsWith("lrmoectl: controller at ADDRESS is not reachable: "));
+  }
+  FakeAdmin admin;  // the flag wins over the environment
+  CHECK(RunWith("127.0.0.1:1", "status --controller " + admin.address()).status == 0);
+  CHECK(RunWith("127.0.0.1:1", "--controller " + admin.address() + " status").status == 0);
+}
+
+TEST_CASE("usage errors end with 2 and touch no controller", "[lrmoectl]") {
+  for (const auto& [command, part] : std::vector<std::pair<std::string, std::string>>{
+           {"", "a command is required"},
+           {"plans", "a command is required"},
+           {"bogus", "unknown command \"bogus\""},
+           {"plans bogus", "unknown command \"bogus\""},
+           {"status extra", "extra"},
+           {"status --bogus", "--bogus"},
+           {"status --output xml", "--output is \"xml\"; allowed: table, json"},
+           {"status --timeout 0", "--timeout is \"0\"; allowed: a duration"},
+           {"status --timeout 5", "--timeout is \"5\"; allowed: a duration"},
+           {"status --controller localhost", "controller is \"localhost\"; allowed: host:port"},
+           {"plans list --limit 0", "--limit is \"0\"; allowed: an integer, 1..100000"},
+           {"plans list --layer 1024", "--layer is \"1024\"; allowed: an integer, 0..1023"},
+           {"plans list --from-step -1", "--from-step is \"-1\"; allowed: an integer, 0..9007199254740992"},
+           {"plans show --layer 0", "--step or --latest is required"},
+           {"plans show --step 1", "--layer is required"},
+           {"plans explain --step 1 --latest --layer 0", "excludes"},
+           {"plans diff 1:0", "2 required"},
+           {"plans diff 1:0 2:0 3:0", "2 required but received 3"},
+           {"plans diff 1:0 2", "plan is \"2\"; allowed: STEP:LAYER or STEP:LAYER:MICRO_BATCH"},
+           {"plans diff 1:0 x:0", "step is \"x\""},
+           {"plans watch --count 0", "--count is \"0\""},
+           {"policy set", "required"},
+           {"policy set seed", "change is \"seed\"; allowed: NAME=VALUE"},
+           {"policy set =1", "change is \"=1\"; allowed: NAME=VALUE"},
+           {"drain", "\"drain\" is not part of lrmoectl"},
+           {"simulate --ranks 4", "\"simulate\" is not part of lrmoectl"},
+           {"trace export --out x", "\"trace\" is not part of lrmoectl"}}) {
+    CAPTURE(command);
+    const Outcome outcome = RunWith("", command);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.out.empty());
+    CHECK_THAT(outcome.err, Catch::StartsWith("lrmoectl: ") && Catch::Contains(part));
+  }
+}
+
+TEST_CASE("addresses", "[lrmoectl]") {
+  for (const char* good :
+       {"127.0.0.1:7070", "head:1", "node-3.cluster:65535", "[::1]:7070", "unix:/run/lrmoe.sock"})
+    CHECK(ValidateAddress(good).ok());
+  for (const char* bad : {"", ":", "head", "head:", ":7070", "head:0", "head:65536", "head:http", "::1:7070",
+                          "a b:1", "http://head:7070", "unix:", "head:7070/x"})
+    CHECK_FALSE(ValidateAddress(bad).ok());
+}
+
+TEST_CASE("help lists what works and nothing else", "[lrmoectl]") {
+  CHECK(RunWith("", "--version").out == absl::StrCat("lrmoectl ", Version(), "\n"));
+  const Outcome help = RunWith("", "--help");
+  CHECK(help.status == 0);
+  for (const char* command :
+       {"status", "workers", "layers", "plans", "policy", "--controller", "--output", "--timeout"})
+    CHECK_THAT(help.out, Catch::Contains(command));
+  for (const char* absent : {"simulate", "trace", "drain"}) CHECK_THAT(help.out, !Catch::Contains(absent));
+  for (const char* command :
+       {"status", "workers", "layers", "plans", "plans list", "plans show", "plans explain", "plans diff",
+        "plans watch", "policy", "policy get", "policy set"}) {
+    const Outcome outcome = RunWith("", absl::StrCat(command, " --help"));
+    CHECK(outcome.status == 0);
+    CHECK_THAT(outcome.out, Catch::Contains(absl::StrCat("Usage: lrmoectl ", command)));
+  }
+}
+
+}  // namespace
+}  // namespace lrmoe::ctl

@@ -1,0 +1,229 @@
+#include "tools/lrmoectl/cli.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/config.h"
+#include "common/status_macros.h"
+#include "common/units.h"
+#include "common/version.h"
+#include "proto/convert.h"
+#include "tools/lrmoectl/client.h"
+#include "tools/lrmoectl/options.h"
+
+namespace lrmoe::ctl {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Leads out of CLI11's parser; Run catches it.
+[[noreturn]] void Refuse(const std::string& message) {
+  throw CLI::ValidationError(message);
+}
+
+int64_t ParseInt(absl::string_view field, absl::string_view text, int64_t min, int64_t max) {
+  int64_t value;
+  if (!absl::SimpleAtoi(text, &value) || value < min || value > max)
+    Refuse(absl::StrCat(field, " is \"", text, "\"; allowed: an integer, ", min, "..", max));
+  return value;
+}
+
+template <typename Target>
+CLI::Option* AddInt(CLI::App* app, const std::string& flag, Target* target, int64_t min, int64_t max,
+                    const std::string& doc) {
+  return app
+      ->add_option_function<std::string>(
+          flag, [=](const std::string& text) { *target = ParseInt(flag, text, min, max); }, doc)
+      ->type_name("N");
+}
+
+template <typename Target>
+void AddDuration(CLI::App* app, const std::string& flag, Target* target, const std::string& doc) {
+  constexpr milliseconds kMax = std::chrono::hours(24 * 365);
+  app->add_option_function<std::string>(
+         flag,
+         [=](const std::string& text) {
+           const absl::StatusOr<std::chrono::microseconds> value = ParseDuration(text);
+           if (!value.ok() || *value < milliseconds(1) || *value > kMax)
+             Refuse(absl::StrCat(flag, " is \"", text, "\"; allowed: a duration like 500ms or 5s, 1ms..",
+                                 ExactDuration(kMax)));
+           *target = std::chrono::duration_cast<milliseconds>(*value);
+         },
+         doc)
+      ->type_name("DURATION");
+}
+
+// "120:3" or "120:3:1".
+Invocation ParseInvocation(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  if (parts.size() != 2 && parts.size() != 3)
+    Refuse(absl::StrCat("plan is \"", text, "\"; allowed: STEP:LAYER or STEP:LAYER:MICRO_BATCH"));
+  Invocation invocation;
+  invocation.step = ParseInt("step", parts[0], 0, kMaxStep);
+  invocation.layer = static_cast<int32_t>(ParseInt("layer", parts[1], 0, kMaxLayers - 1));
+  if (parts.size() == 3)
+    invocation.micro_batch = static_cast<int32_t>(ParseInt("micro_batch", parts[2], 0, kMaxMicroBatches - 1));
+  return invocation;
+}
+
+CLI::App* AddCommand(CLI::App* parent, const std::string& name, const std::string& doc, Options* options,
+                     absl::Status (*command)(const Options&, const Console&)) {
+  CLI::App* app = parent->add_subcommand(name, doc);
+  app->callback([options, command] { options->command = command; });
+  return app;
+}
+
+// Which one plan `plans show` and `plans explain` are about.
+void AddPlanChoice(CLI::App* app, Options* options) {
+  CLI::Option* step = AddInt(app, "--step", &options->step, 0, kMaxStep, "Step of the plan");
+  CLI::Option* latest =
+      app->add_flag("--latest", options->latest, "The newest plan of the layer, whatever its step");
+  latest->excludes(step);
+  AddInt(app, "--layer", &options->layer, 0, kMaxLayers - 1, "Layer of the plan")->required();
+  AddInt(app, "--micro-batch", &options->micro_batch, 0, kMaxMicroBatches - 1, "Micro-batch of the plan [0]");
+  const auto run = app->get_name() == "show" ? &ShowPlan : &ExplainPlanCommand;
+  app->callback([options, run] {
+    if (!options->step.has_value() && !options->latest) Refuse("--step or --latest is required");
+    options->command = run;
+  });
+}
+
+void AddPlanCommands(CLI::App* top, Options* options) {
+  CLI::App* plans =
+      top->add_subcommand("plans", "The plans that were made: list, show, explain, diff, watch");
+  plans->require_subcommand(1);
+  CLI::App* list = AddCommand(plans, "list", "Plans, newest first", options, &ListPlans);
+  PlanFilter* filter = &options->filter;
+  AddInt(list, "--from-step", &filter->from_step, 0, kMaxStep, "First step [0]");
+  AddInt(list, "--to-step", &filter->to_step, 0, kMaxStep, "Last step [the newest]");
+  AddInt(list, "--layer", &filter->layer, 0, kMaxLayers - 1, "Only this layer");
+  list->add_flag("--infeasible", filter->infeasible_only, "Only plans that did not meet every limit");
+  AddInt(list, "--limit", &filter->limit, 1, 100'000, "At most this many [20]");
+  list->add_option("--page-token", filter->page_token, "Continue a list that said so");
+  AddPlanChoice(plans->add_subcommand("show", "One plan: quotas, instances and rows"), options);
+  AddPlanChoice(plans->add_subcommand("explain", "Why the plan is as it is, and what was measured of it"),
+                options);
+  CLI::App* diff =
+      AddCommand(plans, "diff", "What changed from one plan to another", options, &DiffPlansCommand);
+  diff->add_option_function<std::vector<std::string>>(
+          "plans",
+          [options](const std::vector<std::string>& texts) {
+            for (const std::string& text : texts) options->diff.push_back(ParseInvocation(text));
+          },
+          "Two plans, each STEP:LAYER or STEP:LAYER:MICRO_BATCH")
+      ->expected(2)
+      ->required()
+      ->type_name("PLAN");
+  CLI::App* watch = AddCommand(plans, "watch", "One line per plan, as they are made", options, &WatchPlans);
+  AddInt(watch, "--layer", &filter->layer, 0, kMaxLayers - 1, "Only this layer");
+  AddInt(watch, "--count", &options->watch_count, 1, 1'000'000'000, "End after this many plans");
+  AddDuration(watch, "--for", &options->watch_for, "End after this long, e.g. 30s");
+}
+
+void AddPolicyCommands(CLI::App* top, Options* options) {
+  CLI::App* policy = top->add_subcommand("policy", "The policy of the running job: get, set");
+  policy->require_subcommand(1);
+  AddCommand(policy, "get", "All policy settings", options, &ShowPolicy);
+  CLI::App* set = AddCommand(policy, "set", "Change settings, on all ranks at once from an announced step",
+                             options, &ChangePolicy);
+  set->add_option_function<std::vector<std::string>>(
+         "changes",
+         [options](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) {
+             const size_t equals = text.find('=');
+             if (equals == std::string::npos || equals == 0)
+               Refuse(absl::StrCat("change is \"", text, "\"; allowed: NAME=VALUE"));
+             options->changes.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+           }
+         },
+         "NAME=VALUE, e.g. retention_floor=0.5 rates=1,0.9,0.8")
+      ->required()
+      ->type_name("CHANGE");
+}
+
+// Names kept for commands to come: refused, never half done.
+void AddReservedNames(CLI::App* top) {
+  for (const char* name : {"simulate", "trace", "drain"}) {
+    CLI::App* app = top->add_subcommand(name, "")->group("");
+    app->allow_extras()->fallthrough(false)->immediate_callback();
+    app->callback([name] {
+      Refuse(absl::StrCat("\"", name, "\" is not part of lrmoectl ", Version(),
+                          "; see lrmoectl --help for the commands"));
+    });
+  }
+}
+
+void Describe(CLI::App* app, Options* options) {
+  app->name("lrmoectl");
+  app->require_subcommand(1);
+  app->fallthrough();
+  app->set_version_flag("--version", absl::StrCat("lrmoectl ", Version()), "Print the version");
+  app->add_option("--controller", options->controller,
+                  "Address of the admin API [LRMOE_CONTROLLER, else 127.0.0.1:7070]")
+      ->type_name("HOST:PORT");
+  app->add_option_function<std::string>(
+         "--output",
+         [options](const std::string& text) {
+           if (text != "table" && text != "json")
+             Refuse(absl::StrCat("--output is \"", text, "\"; allowed: table, json"));
+           options->output = text;
+         },
+         "table for people, json for programs [table]")
+      ->type_name("table|json");
+  AddDuration(app, "--timeout", &options->timeout, "Longest wait for an answer [5s]");
+  AddCommand(app, "status", "The controller, its epoch and what it waits for", options, &ShowStatus);
+  AddCommand(app, "workers", "One row per rank", options, &ShowWorkers);
+  AddCommand(app, "layers", "One row per layer: retention, imbalance, replicas", options, &ShowLayers);
+  AddPlanCommands(app, options);
+  AddPolicyCommands(app, options);
+  AddReservedNames(app);
+}
+
+int Usage(const Console& console, absl::string_view message) {
+  console.err << "lrmoectl: " << message << "\nRun lrmoectl --help for the commands.\n";
+  return kExitUsage;
+}
+
+// CLI11 asks for a "subcommand" also when it was given an unknown one.
+std::string MessageOf(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::RequiredError)) return error.what();
+  if (absl::StrContains(error.what(), "ubcommand")) {
+    const std::vector<std::string> unknown = app.remaining(true);
+    return unknown.empty() ? "a command is required"
+                           : absl::StrCat("unknown command \"", unknown.front(), "\"");
+  }
+  return error.what();
+}
+
+}  // namespace
+
+int Run(const std::vector<std::string>& arguments, const std::function<const char*(const char*)>& environment,
+        const Console& console) {
+  Options options;
+  const char* address = environment("LRMOE_CONTROLLER");
+  if (address != nullptr && *address != '\0') options.controller = address;
+  CLI::App app("Looks into and steers a running lrmoe-controller.");
+  Describe(&app, &options);
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0) return Usage(console, MessageOf(app, error));
+    app.exit(error, console.out, console.err);  // help or version
+    return kExitDone;
+  }
+  if (const absl::Status status = ValidateAddress(options.controller); !status.ok())
+    return Usage(console, std::string(status.message()));
+  const absl::Status status = options.command(options, console);
+  if (status.ok()) return kExitDone;
+  console.err << "lrmoectl: " << std::string(status.message()) << "\n";
+  return status.code() == absl::StatusCode::kInvalidArgument ? kExitUsage : kExitFailed;
+}
+
+}  // namespace lrmoe::ctl
