@@ -4,14 +4,15 @@
 // exchange of (operation, invocation, shape, validity); when ranks disagree, or one rank's arguments are bad, every rank
 // gets the same error, which names the ranks and both sides, nothing has changed, and the engine stays usable. A rank
 // whose caller's request was found bad before it reached the engine takes part with Refuse. After DeadlineExceeded or
-// Unavailable the epoch is dead and every later collective returns Unavailable.
+// Unavailable the epoch is dead and every later collective returns Unavailable; so it is after a failure of one rank
+// between exchanges (a kernel, memory), which ends the epoch because peers wait for that rank.
 //
 // Threads: one thread calls everything here.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "common/plan.h"
 #include "kernels/kernels.h"
 #include "worker/engine/expert_store.h"
+#include "worker/engine/operation.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/plan_provider.h"
 #include "worker/transport/transport.h"
@@ -37,6 +39,12 @@ struct EngineOptions {
   int32_t max_open_contexts = 256;          // forwards saved for backward, over all layers; 1..65536
   std::chrono::milliseconds collective_timeout{60000};  // per exchange
   std::chrono::milliseconds plan_timeout{60000};
+  // Node of each rank, equal on all ranks: kept pairs that must move prefer their node. Empty: one node.
+  std::vector<int32_t> nodes;
+  // activation_memory = recompute: FC1 rows are not saved but made again from x in the backward pass.
+  bool recompute_activation = false;
+  // Every tensor block is filled with NaN before use; for tests.
+  bool poison_buffers = false;
 };
 
 // Shapes: T tokens of this rank (may be 0 and differ between ranks), k, H from the model. x, y, dy, dx are in the
@@ -59,13 +67,6 @@ struct BackwardArgs {
   std::span<uint8_t> kept;               // [T, k] 0 or 1, out; may be empty
 };
 
-// Names of the collective operations, for agreement, errors, logs.
-enum class Operation : uint8_t {
-  kForward = 1, kBackward, kDiscard, kFinishLoad, kOptimizerStep, kGradientNorm, kZeroGradients, kSaveCheckpoint,
-  kLoadCheckpoint, kFinish,
-};
-absl::string_view Name(Operation operation);
-
 struct ForwardResult {
   ExecutionPlan plan;
   InvocationReport report;
@@ -76,16 +77,19 @@ struct BackwardResult {
 
 class Engine {
  public:
-  // `transport`, `plans` and `device` outlive the engine. Collective (agreement on the model).
+  // `transport` and `plans` outlive the engine. Collective (agreement on the model).
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, transport::Transport* transport,
                                                         PlanProvider* plans);
   ~Engine();
 
   // Collective. y is complete: nothing is ever dropped in the forward pass. A second forward of an open invocation
   // (recomputation) replaces its context. A forward of a later step frees contexts of earlier steps of that layer.
+  // The planner's errors (ResourceExhausted: infeasible) and a plan beyond the memory budget come back on all ranks
+  // alike and leave the engine usable.
   absl::StatusOr<ForwardResult> Forward(const ForwardArgs& args);
   // Collective. Accumulates weight gradients at the owners (replica gradients are summed there before it returns).
-  // Frees the context, also on error.
+  // Frees the context, also on error, unless the ranks' calls or arguments were refused by the agreement. OutOfRange
+  // on all ranks, naming rank, token, slot, expert and value, when a score is NaN or infinite; the engine stays usable.
   absl::StatusOr<BackwardResult> Backward(const BackwardArgs& args);
   // Collective. Frees the context of a forward that gets no backward. NotFound when there is none.
   absl::Status Discard(const Invocation& invocation);

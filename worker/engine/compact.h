@@ -1,0 +1,85 @@
+// The part of the backward pass that works on kept rows only, after routing (design "Compact and exchange", "Four
+// grouped GEMMs", "Return"). The methods run in the order they are declared, each once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/engine/engine_state.h"
+#include "worker/engine/route_backward.h"
+
+namespace lrmoe::engine {
+
+struct BackwardRoute {
+  KeptCounts kept;
+  std::vector<Move> moves;
+  SourceSegments source;
+  ExecutorSegments executor;
+  Buffer pair_target;    // int32 [P]: instance that runs the pair's backward, or -1
+  Buffer pair_position;  // int32 [P]: place in send order, or -1
+};
+
+class CompactPass {
+ public:
+  // All outlive the pass. `route` is filled before DescribeRows.
+  CompactPass(EngineState& state, Exchange& exchange, ForwardContext& context, const BackwardRoute& route)
+      : state_(state), exchange_(exchange), context_(context), route_(route) {}
+
+  // Sources tell forward executors which rows survived (a bit per row) and backward executors alpha and the payload
+  // row of each kept pair. Sizes follow from the kept counts.
+  absl::Status DescribeRows();
+  // Executors bring the saved rows of their kept pairs together; overflow travels to its new executor.
+  absl::Status CompactSaved();
+  // Sources gather the kept gradient rows, once per (token, destination).
+  absl::Status PackGradients(std::span<const std::byte> dy);
+  absl::Status DispatchGradients();
+  // The four grouped GEMMs. Weight gradients accumulate in the store.
+  absl::Status Compute();
+  // d(alpha) of kept pairs back to their sources, float, in the sources' send order.
+  absl::Status ReturnScalars(const Buffer& returned);
+  // dx: summed per (token, executor) at the executor, then over executors in rank order at the source.
+  absl::Status Return(std::span<std::byte> dx);
+
+ private:
+  // Where the compact rows of each local instance begin, and how many there are.
+  struct LocalRows {
+    int32_t expert_idx;
+    int64_t first_row, rows;
+  };
+  struct MovedRows {  // a stretch on its way between two executors
+    int64_t row;      // sender: first entry in kept_rows_; receiver: first compact row
+    int64_t count;
+  };
+  std::vector<int64_t> MaskBytes(bool as_source) const;
+  void WriteMasks(std::span<std::byte> message, std::span<const int64_t> message_base) const;
+  void ReadMasks(std::span<const std::byte> message, std::span<const int64_t> message_base);
+  bool AllStay() const;
+  absl::Status MoveRows();
+  absl::Status Gemm(kernels::GemmKind kind, int64_t n, int64_t k, const std::byte* a, const std::byte* b,
+                    int64_t weight_offset);
+  std::vector<LocalRows> Locals() const;
+
+  EngineState& state_;
+  Exchange& exchange_;
+  ForwardContext& context_;
+  const BackwardRoute& route_;
+
+  // Source.
+  Payload payload_;
+  Buffer token_;        // int32: dy rows to gather, by (rank, token)
+  Buffer payload_out_;  // [payload rows, H]
+  // Executor.
+  Buffer kept_rows_;                    // int32: forward rows that survived, by (instance, source, pair)
+  std::vector<int64_t> run_kept_base_;  // where each run of context_.route.runs begins in kept_rows_
+  Buffer row_alpha_;                    // float, compact row order
+  Buffer row_payload_;                  // int32, compact row order: row of payload_in_
+  std::vector<int64_t> payload_rows_;   // [G] received from each source
+  Buffer x_, a_;                        // [K, H], [K, fc1_width]: compact rows (the saved buffers when all stay)
+  Buffer payload_in_;                   // [payload rows, H]
+  Buffer gradient_;                     // [K, H]: g, later dx
+  Buffer row_dalpha_;                   // float, compact row order
+};
+
+}  // namespace lrmoe::engine

@@ -1,0 +1,64 @@
+// The engine's way to the transport for one operation of one invocation: fills in names and deadlines, counts bytes
+// that leave this rank, and keeps waiting out of the processor time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "common/ids.h"
+#include "worker/engine/buffers.h"
+#include "worker/engine/phase_clock.h"
+#include "worker/transport/transport.h"
+
+namespace lrmoe::engine {
+
+// Rows between all pairs of ranks, too many to stage at once: they travel in rounds through a small buffer.
+struct StagedTransfer {
+  std::vector<int64_t> send_units, recv_units;  // [G]
+  int64_t max_units = 0;   // of any (sender, receiver); equal on all ranks
+  int64_t max_peers = 1;   // most receivers of one sender or senders of one receiver; equal on all ranks
+  int64_t unit_bytes = 0;
+};
+// Copies units [first, first + count) for or from `peer`, count * unit_bytes bytes.
+using FillUnits = std::function<void(int32_t peer, int64_t first, int64_t count, std::byte* out)>;
+using TakeUnits = std::function<void(int32_t peer, int64_t first, int64_t count, const std::byte* in)>;
+
+class Exchange {
+ public:
+  // All outlive the exchange.
+  Exchange(transport::Transport* transport, const Invocation& invocation, std::chrono::milliseconds timeout,
+           PhaseClock* clock);
+
+  int32_t rank() const { return transport_->rank(); }
+  int32_t num_ranks() const { return transport_->size(); }
+
+  // send_rows[r] rows of row_bytes to each rank, recv_rows[r] from each; buffers hold at least that much.
+  absl::Status Rows(absl::string_view operation, std::span<const std::byte> send, std::span<const int64_t> send_rows,
+                    std::span<std::byte> recv, std::span<const int64_t> recv_rows, int64_t row_bytes);
+  absl::Status AllGather(absl::string_view operation, std::span<const std::byte> send, std::span<std::byte> recv);
+  absl::Status Max(absl::string_view operation, std::span<int64_t> values);
+
+  // Stages at most about staging_bytes(sending plus receiving) in `arena`. Nothing happens when max_units is 0.
+  absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena, const FillUnits& fill,
+                      const TakeUnits& take);
+  static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // per direction: enough to stream, small beside tokens
+
+  // Bytes sent to other ranks since the last call.
+  int64_t TakeSentBytes();
+
+ private:
+  transport::Call MakeCall(absl::string_view operation) const;
+
+  transport::Transport* transport_;
+  Invocation invocation_;
+  std::chrono::milliseconds timeout_;
+  PhaseClock* clock_;
+  int64_t sent_bytes_ = 0;
+};
+
+}  // namespace lrmoe::engine

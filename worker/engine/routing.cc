@@ -1,0 +1,167 @@
+#include "worker/engine/routing.h"
+
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace lrmoe::engine {
+namespace {
+
+absl::Status Unusable(const LayerPlan& plan, absl::string_view what) {
+  return absl::InternalError(absl::StrCat("the plan of ", ToString(plan.invocation), " cannot be executed: ", what));
+}
+
+absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int32_t> owner) {
+  const InstancePlan& instance = plan.instances[i];
+  const auto num_ranks = static_cast<int32_t>(plan.ranks.size());
+  const auto bad = [&](absl::string_view what) {
+    return Unusable(plan, absl::StrCat("instance ", i, " (expert ", instance.expert_idx, ", rank ", instance.rank_idx,
+                                       "): ", what));
+  };
+  if (instance.expert_idx < 0 || instance.expert_idx >= static_cast<int32_t>(owner.size()))
+    return bad(absl::StrCat("expert out of range 0..", owner.size() - 1));
+  if (instance.rank_idx < 0 || instance.rank_idx >= num_ranks)
+    return bad(absl::StrCat("rank out of range 0..", num_ranks - 1));
+  if (instance.owner != (instance.rank_idx == owner[instance.expert_idx]))
+    return bad(absl::StrCat("the owner is rank ", owner[instance.expert_idx]));
+  if (static_cast<int32_t>(instance.forward_rows_by_source.size()) != num_ranks)
+    return bad(absl::StrCat("forward_rows_by_source has ", instance.forward_rows_by_source.size(), " entries for ",
+                            num_ranks, " ranks"));
+  int64_t sum = 0;
+  for (int64_t rows : instance.forward_rows_by_source) {
+    if (rows < 0) return bad(absl::StrCat("negative forward rows ", rows));
+    sum += rows;
+  }
+  if (sum != instance.forward_rows)
+    return bad(absl::StrCat("forward_rows is ", instance.forward_rows, ", its sources sum to ", sum));
+  if (instance.backward_rows < 0) return bad(absl::StrCat("negative backward rows ", instance.backward_rows));
+  if (i == 0) return absl::OkStatus();
+  const InstancePlan& before = plan.instances[i - 1];
+  const bool ordered = before.expert_idx < instance.expert_idx ||
+                       (before.expert_idx == instance.expert_idx && !instance.owner &&
+                        (before.owner || before.rank_idx < instance.rank_idx));
+  return ordered ? absl::OkStatus() : bad("instances are not ordered by (expert, owner first, rank)");
+}
+
+}  // namespace
+
+std::vector<int64_t> Offsets(std::span<const int64_t> values) {
+  std::vector<int64_t> out(values.size() + 1, 0);
+  std::partial_sum(values.begin(), values.end(), out.begin() + 1);
+  return out;
+}
+
+absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank,
+                             std::span<const int64_t> counts) {
+  if (plan.quota.size() != owner.size())
+    return Unusable(plan, absl::StrCat("quota has ", plan.quota.size(), " entries for ", owner.size(), " experts"));
+  if (rank >= static_cast<int32_t>(plan.ranks.size()))
+    return Unusable(plan, absl::StrCat("it covers ", plan.ranks.size(), " ranks, this is rank ", rank));
+  std::vector<int64_t> mine(owner.size(), 0), forward(owner.size(), 0), backward(owner.size(), 0);
+  for (size_t i = 0; i < plan.instances.size(); ++i) {
+    LRMOE_RETURN_IF_ERROR(CheckInstance(plan, i, owner));
+    const InstancePlan& instance = plan.instances[i];
+    mine[instance.expert_idx] += instance.forward_rows_by_source[rank];
+    forward[instance.expert_idx] += instance.forward_rows;
+    backward[instance.expert_idx] += instance.backward_rows;
+  }
+  for (size_t e = 0; e < owner.size(); ++e) {
+    if (mine[e] != counts[e])
+      return Unusable(plan, absl::StrCat("rank ", rank, " routed ", counts[e], " pairs to expert ", e,
+                                         ", the plan counts ", mine[e]));
+    if (plan.quota[e] < 0 || plan.quota[e] > forward[e])
+      return Unusable(plan, absl::StrCat("quota of expert ", e, " is ", plan.quota[e], "; allowed: 0..", forward[e]));
+    if (backward[e] != plan.quota[e])
+      return Unusable(plan, absl::StrCat("backward rows of expert ", e, " sum to ", backward[e], ", its quota is ",
+                                         plan.quota[e]));
+  }
+  return absl::OkStatus();
+}
+
+ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank,
+                          std::span<int32_t> pair_instance, std::span<int32_t> pair_position) {
+  const auto num_ranks = static_cast<int32_t>(plan.ranks.size());
+  const size_t num_instances = plan.instances.size();
+  ForwardRoute route;
+  route.send_rows.assign(num_ranks, 0);
+  route.recv_rows.assign(num_ranks, 0);
+
+  // As a source: the instances of each rank, in plan order, get consecutive stretches of the send order.
+  std::vector<int64_t> left(num_instances), next_position(num_instances);
+  std::vector<int32_t> current(plan.quota.size(), -1);  // instance that takes the expert's next pair
+  for (size_t i = num_instances; i-- > 0;) {
+    const InstancePlan& instance = plan.instances[i];
+    left[i] = instance.forward_rows_by_source[rank];
+    route.send_rows[instance.rank_idx] += left[i];
+    current[instance.expert_idx] = static_cast<int32_t>(i);
+  }
+  std::vector<int64_t> next_in_rank = Offsets(route.send_rows);
+  for (size_t i = 0; i < num_instances; ++i) {
+    next_position[i] = next_in_rank[plan.instances[i].rank_idx];
+    next_in_rank[plan.instances[i].rank_idx] += left[i];
+  }
+  for (size_t p = 0; p < expert_idx.size(); ++p) {
+    int32_t& i = current[expert_idx[p]];
+    while (left[i] == 0) ++i;  // the counts match, so an instance with room follows
+    --left[i];
+    pair_instance[p] = i;
+    pair_position[p] = static_cast<int32_t>(next_position[i]++);
+  }
+
+  // As an executor.
+  for (size_t i = 0; i < num_instances; ++i) {
+    const InstancePlan& instance = plan.instances[i];
+    if (instance.rank_idx != rank) continue;
+    for (int32_t s = 0; s < num_ranks; ++s) route.recv_rows[s] += instance.forward_rows_by_source[s];
+  }
+  std::vector<int64_t> next_from = Offsets(route.recv_rows);
+  route.rows = next_from[num_ranks];
+  int64_t row = 0;
+  for (size_t i = 0; i < num_instances; ++i) {
+    const InstancePlan& instance = plan.instances[i];
+    if (instance.rank_idx != rank) continue;
+    const auto local_idx = static_cast<int32_t>(route.local.size());
+    route.local.push_back({static_cast<int32_t>(i), instance.expert_idx, row, instance.forward_rows});
+    for (int32_t s = 0; s < num_ranks; ++s) {
+      const int64_t count = instance.forward_rows_by_source[s];
+      if (count == 0) continue;
+      route.runs.push_back({local_idx, s, row, next_from[s], count});
+      row += count;
+      next_from[s] += count;
+    }
+  }
+  return route;
+}
+
+Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k, int32_t num_ranks,
+                    std::span<int32_t> token, std::span<int32_t> pair_row) {
+  Payload payload;
+  payload.rows.assign(num_ranks, 0);
+  std::vector<int64_t> last_token(num_ranks, -1);
+  for (size_t p = 0; p < pair_target.size(); ++p) {
+    if (pair_target[p] < 0) {
+      pair_row[p] = -1;
+      continue;
+    }
+    const int32_t rank = plan.instances[pair_target[p]].rank_idx;
+    const auto t = static_cast<int64_t>(p) / top_k;
+    if (last_token[rank] != t) {
+      last_token[rank] = t;
+      ++payload.rows[rank];
+    }
+    pair_row[p] = static_cast<int32_t>(payload.rows[rank] - 1);
+  }
+  const std::vector<int64_t> base = Offsets(payload.rows);
+  payload.total = base[num_ranks];
+  LRMOE_CHECK_LE(payload.total, static_cast<int64_t>(token.size()));
+  for (size_t p = 0; p < pair_target.size(); ++p) {
+    if (pair_target[p] < 0) continue;
+    token[base[plan.instances[pair_target[p]].rank_idx] + pair_row[p]] =
+        static_cast<int32_t>(static_cast<int64_t>(p) / top_k);
+  }
+  return payload;
+}
+
+}  // namespace lrmoe::engine

@@ -1,0 +1,60 @@
+#include "worker/engine/score.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "common/random.h"
+#include "common/status_macros.h"
+
+namespace lrmoe::engine {
+namespace {
+
+void ScoreRandomly(const ForwardContext& context, int32_t top_k, std::span<float> scores) {
+  const Invocation& invocation = context.plan().invocation;
+  // One generator per pair: the draw of a pair depends on its identity alone, not on ranks or on other pairs.
+  Random mixer(context.execution.seed);
+  uint64_t seed = mixer.Next();
+  for (int64_t part : {invocation.step, int64_t{invocation.layer}, int64_t{invocation.micro_batch}})
+    seed = Random(seed ^ static_cast<uint64_t>(part)).Next();
+  for (size_t p = 0; p < scores.size(); ++p) {
+    const uint64_t pair = static_cast<uint64_t>(context.token_offset) * top_k + p;
+    scores[p] = static_cast<float>(Random(seed ^ (pair * 0x9E3779B97F4A7C15ULL)).Next() >> 40) * 0x1.0p-24F;
+  }
+}
+
+}  // namespace
+
+absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::span<const std::byte> dy,
+                        std::span<float> scores) {
+  const int32_t k = state.shape().top_k;
+  const Selection selection = context.execution.selection;
+  if (selection == Selection::kRandom) {
+    ScoreRandomly(context, k, scores);
+    return absl::OkStatus();
+  }
+  LRMOE_ASSIGN_OR_RETURN(Buffer token_value, state.arena->Take(context.num_tokens * 4, "token scores"));
+  const auto value = token_value.as<float>();
+  if (selection == Selection::kGradAbs)
+    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(), value.data());
+  else
+    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(), value.data());
+  const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
+  for (size_t p = 0; p < scores.size(); ++p) {
+    const float g = value[p / k];
+    scores[p] = selection == Selection::kLrm ? alpha[p] * alpha[p] * g * norm2[p] : g;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k, std::span<const float> scores) {
+  for (size_t p = 0; p < scores.size(); ++p) {
+    if (std::isfinite(scores[p])) continue;
+    const int32_t expert = context.plan().instances[context.pair_instance.as<int32_t>()[p]].expert_idx;
+    return absl::OutOfRangeError(absl::StrCat("the score of rank ", rank, " token ", p / top_k, " slot ", p % top_k,
+                                              " (expert ", expert, ") is ", scores[p], " in ",
+                                              ToString(context.plan().invocation)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lrmoe::engine

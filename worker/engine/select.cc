@@ -1,0 +1,174 @@
+#include "worker/engine/select.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "kernels/kernels.h"
+
+namespace lrmoe::engine {
+namespace {
+
+// Selective experts of one exchange: pairs of expert e from source s, and where the stretches lie.
+struct ScoreLayout {
+  std::vector<int32_t> experts;            // selective, ascending
+  std::vector<int64_t> pairs;              // [experts.size() * G] pairs of (expert, source)
+  std::vector<int64_t> send_rows, recv_rows;        // [G] scores to each owner, from each source
+  std::vector<int64_t> verdicts_out, verdicts_in;   // [G] verdicts this owner sends, this source gets
+};
+
+ScoreLayout LayOut(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank) {
+  const auto num_ranks = static_cast<int32_t>(plan.ranks.size());
+  const std::vector<bool> selective = SelectiveExperts(plan);
+  ScoreLayout layout;
+  std::vector<int32_t> index(owner.size(), -1);
+  for (size_t e = 0; e < owner.size(); ++e) {
+    if (!selective[e]) continue;
+    index[e] = static_cast<int32_t>(layout.experts.size());
+    layout.experts.push_back(static_cast<int32_t>(e));
+  }
+  layout.pairs.assign(layout.experts.size() * num_ranks, 0);
+  for (const InstancePlan& instance : plan.instances) {
+    if (index[instance.expert_idx] < 0) continue;
+    for (int32_t s = 0; s < num_ranks; ++s)
+      layout.pairs[static_cast<size_t>(index[instance.expert_idx]) * num_ranks + s] += instance.forward_rows_by_source[s];
+  }
+  layout.send_rows.assign(num_ranks, 0);
+  layout.recv_rows.assign(num_ranks, 0);
+  layout.verdicts_out.assign(num_ranks, 0);
+  layout.verdicts_in.assign(num_ranks, 0);
+  for (size_t j = 0; j < layout.experts.size(); ++j) {
+    const int32_t to = owner[layout.experts[j]];
+    const int64_t mine = layout.pairs[j * num_ranks + rank];
+    layout.send_rows[to] += mine;
+    layout.verdicts_in[to] += mine > 0;
+    if (to != rank) continue;
+    for (int32_t s = 0; s < num_ranks; ++s) {
+      layout.recv_rows[s] += layout.pairs[j * num_ranks + s];
+      layout.verdicts_out[s] += layout.pairs[j * num_ranks + s] > 0;
+    }
+  }
+  return layout;
+}
+
+// Owner: merges the sources' scores of each of its experts, selects, and lays the verdicts out by (source, expert).
+std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32_t> owner, int32_t rank,
+                                std::span<const int64_t> quota, std::span<const float> received) {
+  const size_t num_ranks = layout.recv_rows.size();
+  std::vector<int64_t> next_score(num_ranks, 0), next_verdict(num_ranks, 0);
+  int64_t scores_before = 0, verdicts_before = 0;
+  for (size_t s = 0; s < num_ranks; ++s) {
+    next_score[s] = scores_before;
+    next_verdict[s] = verdicts_before;
+    scores_before += layout.recv_rows[s];
+    verdicts_before += layout.verdicts_out[s];
+  }
+  std::vector<Verdict> out(verdicts_before);
+  std::vector<float> merged;
+  for (size_t j = 0; j < layout.experts.size(); ++j) {
+    const int32_t e = layout.experts[j];
+    if (owner[e] != rank) continue;
+    const std::span<const int64_t> counts = std::span(layout.pairs).subspan(j * num_ranks, num_ranks);
+    merged.clear();
+    for (size_t s = 0; s < num_ranks; ++s) {
+      merged.insert(merged.end(), received.begin() + next_score[s], received.begin() + next_score[s] + counts[s]);
+      next_score[s] += counts[s];
+    }
+    const std::vector<Verdict> verdicts = SelectExpert(merged, counts, quota[e]);
+    for (size_t s = 0; s < num_ranks; ++s)
+      if (counts[s] > 0) out[next_verdict[s]++] = verdicts[s];
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts, int64_t quota) {
+  const kernels::TopK top = kernels::SelectTopK(scores, quota);
+  std::vector<Verdict> verdicts(counts.size());
+  int64_t ties = top.ties;
+  size_t next = 0;
+  for (size_t s = 0; s < counts.size(); ++s) {
+    int64_t here = 0;
+    if (ties > 0) {
+      for (int64_t i = 0; i < counts[s]; ++i) here += scores[next + i] == top.threshold;
+      here = std::min(here, ties);
+    }
+    verdicts[s] = {top.threshold, static_cast<int32_t>(here)};
+    ties -= here;
+    next += counts[s];
+  }
+  LRMOE_CHECK_EQ(ties, 0);
+  return verdicts;
+}
+
+void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<uint8_t> kept) {
+  int32_t ties = verdict.ties;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const bool tied = scores[i] == verdict.threshold && ties > 0;
+    ties -= tied;
+    kept[i] = scores[i] > verdict.threshold || tied;
+  }
+}
+
+std::vector<bool> SelectiveExperts(const LayerPlan& plan) {
+  std::vector<int64_t> routed(plan.quota.size(), 0);
+  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  std::vector<bool> out(plan.quota.size());
+  for (size_t e = 0; e < out.size(); ++e) out[e] = plan.quota[e] > 0 && plan.quota[e] < routed[e];
+  return out;
+}
+
+absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<const int32_t> owner,
+                         std::span<const int32_t> pair_expert, std::span<const float> pair_score,
+                         std::span<uint8_t> kept) {
+  const ScoreLayout layout = LayOut(plan, owner, exchange.rank());
+  for (size_t p = 0; p < kept.size(); ++p) kept[p] = plan.quota[pair_expert[p]] > 0;
+  if (layout.experts.empty()) return absl::OkStatus();
+
+  // Scores in (owner, expert, token, slot) order; `order` is the pair behind each place.
+  const auto num_ranks = static_cast<size_t>(exchange.num_ranks());
+  std::vector<int64_t> place(owner.size(), -1), first_of(layout.experts.size(), 0);
+  std::vector<size_t> by_owner(layout.experts.size());
+  for (size_t j = 0; j < by_owner.size(); ++j) by_owner[j] = j;
+  std::stable_sort(by_owner.begin(), by_owner.end(),
+                   [&](size_t a, size_t b) { return owner[layout.experts[a]] < owner[layout.experts[b]]; });
+  int64_t total = 0;
+  for (size_t j : by_owner) {
+    place[layout.experts[j]] = first_of[j] = total;
+    total += layout.pairs[j * num_ranks + exchange.rank()];
+  }
+  std::vector<float> scores(total);
+  std::vector<int32_t> order(total);
+  for (size_t p = 0; p < pair_expert.size(); ++p) {
+    int64_t& next = place[pair_expert[p]];
+    if (next < 0) continue;
+    scores[next] = pair_score[p];
+    order[next++] = static_cast<int32_t>(p);
+  }
+
+  int64_t received_total = 0;
+  for (int64_t rows : layout.recv_rows) received_total += rows;
+  std::vector<float> received(received_total);
+  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", std::as_bytes(std::span(scores)), layout.send_rows,
+                                      std::as_writable_bytes(std::span(received)), layout.recv_rows, sizeof(float)));
+  const std::vector<Verdict> out = JudgeOwned(layout, owner, exchange.rank(), plan.quota, received);
+  int64_t verdict_total = 0;
+  for (int64_t rows : layout.verdicts_in) verdict_total += rows;
+  std::vector<Verdict> in(verdict_total);
+  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward thresholds", std::as_bytes(std::span(out)), layout.verdicts_out,
+                                      std::as_writable_bytes(std::span(in)), layout.verdicts_in, sizeof(Verdict)));
+
+  std::vector<uint8_t> marks(total);
+  size_t next_verdict = 0;
+  for (size_t j : by_owner) {
+    const int64_t pairs = layout.pairs[j * num_ranks + exchange.rank()];
+    if (pairs == 0) continue;
+    MarkKept(std::span(scores).subspan(first_of[j], pairs), in[next_verdict++],
+             std::span(marks).subspan(first_of[j], pairs));
+  }
+  for (int64_t i = 0; i < total; ++i) kept[order[i]] = marks[i];
+  return absl::OkStatus();
+}
+
+}  // namespace lrmoe::engine
