@@ -77,12 +77,14 @@ absl::Status Compare(const std::vector<Record>& records) {
       if (first_healthy >= records.size() || Same(records[first_healthy], records[r])) continue;
       other = first_healthy;
     }
-    return absl::InvalidArgumentError(absl::StrCat("ranks disagree: ", Describe(static_cast<int>(other), records[other]),
-                                                   ", ", Describe(static_cast<int>(r), records[r])));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks disagree: ", Describe(static_cast<int>(other), records[other]), ", ",
+                     Describe(static_cast<int>(r), records[r])));
   }
   for (size_t r = 0; r < records.size(); ++r) {
     if (records[r].code == 0) continue;
-    return absl::Status(static_cast<absl::StatusCode>(records[r].code), absl::StrCat("rank ", r, ": ", records[r].message));
+    return absl::Status(static_cast<absl::StatusCode>(records[r].code),
+                        absl::StrCat("rank ", r, ": ", records[r].message));
   }
   return absl::OkStatus();
 }
@@ -91,22 +93,34 @@ absl::Status Compare(const std::vector<Record>& records) {
 
 absl::string_view Name(Operation operation) {
   switch (operation) {
-    case Operation::kForward: return "forward";
-    case Operation::kBackward: return "backward";
-    case Operation::kDiscard: return "discard";
-    case Operation::kFinishLoad: return "finish load";
-    case Operation::kOptimizerStep: return "optimizer step";
-    case Operation::kGradientNorm: return "gradient norm";
-    case Operation::kZeroGradients: return "zero gradients";
-    case Operation::kSaveCheckpoint: return "save checkpoint";
-    case Operation::kLoadCheckpoint: return "load checkpoint";
-    case Operation::kFinish: return "finish";
-    case Operation::kCreate: return "create engine";
+    case Operation::kForward:
+      return "forward";
+    case Operation::kBackward:
+      return "backward";
+    case Operation::kDiscard:
+      return "discard";
+    case Operation::kFinishLoad:
+      return "finish load";
+    case Operation::kOptimizerStep:
+      return "optimizer step";
+    case Operation::kGradientNorm:
+      return "gradient norm";
+    case Operation::kZeroGradients:
+      return "zero gradients";
+    case Operation::kSaveCheckpoint:
+      return "save checkpoint";
+    case Operation::kLoadCheckpoint:
+      return "load checkpoint";
+    case Operation::kFinish:
+      return "finish";
+    case Operation::kCreate:
+      return "create engine";
   }
   return "unknown operation";
 }
 
-absl::StatusOr<Agreement> Agree(transport::Transport& transport, const Proposal& proposal, Deadline deadline) {
+absl::StatusOr<Agreement> Agree(transport::Transport& transport, const Proposal& proposal,
+                                Deadline deadline) {
   const Record mine = MakeRecord(proposal);
   std::vector<Record> records(transport.size());
   const transport::Call call{"agreement", proposal.invocation, deadline};

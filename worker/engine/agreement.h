@@ -1,5 +1,5 @@
-// The exchange that starts every collective operation. Each rank says what it is about to do and whether it can; when
-// that differs, or one cannot, every rank returns the same error and nothing has changed.
+// The exchange that starts every collective operation. Each rank says what it is about to do and whether it
+// can; when that differs, or one cannot, every rank returns the same error and nothing has changed.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ namespace lrmoe::engine {
 struct Proposal {
   Operation operation;
   Invocation invocation;
-  std::string arguments;    // whatever must be equal on all ranks, as text for people; may be empty
-  int64_t num_tokens = 0;   // of this rank; may differ
-  absl::Status status;      // not OK: this rank cannot; its message goes to all ranks, cut to kMaxMessage bytes
+  std::string arguments;   // whatever must be equal on all ranks, as text for people; may be empty
+  int64_t num_tokens = 0;  // of this rank; may differ
+  absl::Status status;  // not OK: this rank cannot; its message goes to all ranks, cut to kMaxMessage bytes
 };
 
 inline constexpr int kMaxMessage = 400;
@@ -30,8 +30,9 @@ struct Agreement {
   std::vector<int64_t> num_tokens;  // [G]
 };
 
-// Collective. Errors equal on all ranks: InvalidArgument when ranks disagree (names the first two that differ and
-// what each wants); the lowest failing rank's code with "rank N: " before its message. Transport errors as they are.
+// Collective. Errors equal on all ranks: InvalidArgument when ranks disagree (names the first two that differ
+// and what each wants); the lowest failing rank's code with "rank N: " before its message. Transport errors
+// as they are.
 absl::StatusOr<Agreement> Agree(transport::Transport& transport, const Proposal& proposal, Deadline deadline);
 
 }  // namespace lrmoe::engine

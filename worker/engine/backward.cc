@@ -1,5 +1,5 @@
-// The compact backward pass: score, select, route, exchange only kept rows, four grouped GEMMs on the real row counts,
-// return (paper, Algorithm 1, lines 15-22; design "Backward").
+// The compact backward pass: score, select, route, exchange only kept rows, four grouped GEMMs on the real
+// row counts, return (paper, Algorithm 1, lines 15-22; design "Backward").
 #include <numeric>
 #include <utility>
 
@@ -33,8 +33,8 @@ absl::Status CheckArgs(EngineState& state, const BackwardArgs& args) {
   if (now != context->version)
     return absl::FailedPreconditionError(
         absl::StrCat("the forward of ", ToString(args.invocation), " used parameter version ",
-                     static_cast<uint64_t>(context->version), ", the layer now has version ", static_cast<uint64_t>(now),
-                     ": the backward must come before the update"));
+                     static_cast<uint64_t>(context->version), ", the layer now has version ",
+                     static_cast<uint64_t>(now), ": the backward must come before the update"));
   return absl::OkStatus();
 }
 
@@ -66,16 +66,17 @@ class BackwardPass {
   const int64_t pairs_;
   int64_t bytes_before_ = 0;  // of other contexts
   ForwardContext context_;
-  bool selective_ = false;    // some expert keeps some of its pairs but not all
-  Buffer scores_;             // float, [P]
-  Buffer kept_;               // uint8, [P]
+  bool selective_ = false;  // some expert keeps some of its pairs but not all
+  Buffer scores_;           // float, [P]
+  Buffer kept_;             // uint8, [P]
   BackwardRoute route_;
 };
 
 absl::Status BackwardPass::ExactRouterGradient() {
   if (context_.execution.router_gradient != RouterGradient::kExact) return absl::OkStatus();
   LRMOE_ASSIGN_OR_RETURN(Buffer token, state_.arena->Take(pairs_ * 4, "pair tokens"));
-  for (int64_t p = 0; p < pairs_; ++p) token.as<int32_t>()[p] = static_cast<int32_t>(p / state_.shape().top_k);
+  for (int64_t p = 0; p < pairs_; ++p)
+    token.as<int32_t>()[p] = static_cast<int32_t>(p / state_.shape().top_k);
   state_.device->RowDot(state_.type(), state_.shape().hidden_size, args_.dy.data(), token.as<int32_t>(),
                         context_.y_rows.data(), context_.pair_position.as<int32_t>(), args_.dalpha.data());
   context_.y_rows.Release();
@@ -88,8 +89,7 @@ absl::Status BackwardPass::Score(absl::Status& refused) {
   if (!selective_) return absl::OkStatus();
   LRMOE_ASSIGN_OR_RETURN(scores_, state_.arena->Take(pairs_ * 4, "pair scores"));
   LRMOE_RETURN_IF_ERROR(ScorePairs(state_, context_, args_.dy, scores_.as<float>()));
-  const absl::Status finite =
-      CheckFinite(context_, state_.rank(), state_.shape().top_k, scores_.as<float>());
+  const absl::Status finite = CheckFinite(context_, state_.rank(), state_.shape().top_k, scores_.as<float>());
   int64_t bad = finite.ok() ? 0 : 1;
   LRMOE_RETURN_IF_ERROR(exchange_.Max("backward score check", std::span(&bad, 1)));
   if (bad != 0) refused = state_.Agree({Operation::kBackward, args_.invocation, "", 0, finite}).status();
@@ -146,13 +146,15 @@ absl::Status BackwardPass::Route() {
               route_.pair_target.as<int32_t>(), route_.pair_position.as<int32_t>());
   context_.report.backward_rows = route_.executor.rows;
   for (const Move& move : route_.moves)
-    if (plan.instances[move.from_instance].rank_idx == state_.rank()) context_.report.moved_rows += move.count;
+    if (plan.instances[move.from_instance].rank_idx == state_.rank())
+      context_.report.moved_rows += move.count;
   return absl::OkStatus();
 }
 
 absl::Status BackwardPass::RetainedRouterGradient(CompactPass& compact) {
   if (context_.execution.router_gradient == RouterGradient::kExact) return absl::OkStatus();
-  const int64_t rows = std::accumulate(route_.source.send_rows.begin(), route_.source.send_rows.end(), int64_t{0});
+  const int64_t rows =
+      std::accumulate(route_.source.send_rows.begin(), route_.source.send_rows.end(), int64_t{0});
   LRMOE_ASSIGN_OR_RETURN(Buffer returned, state_.arena->Take(rows * 4, "router gradients"));
   LRMOE_RETURN_IF_ERROR(compact.ReturnScalars(returned));
   const auto position = route_.pair_position.as<int32_t>();
@@ -204,7 +206,8 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     LRMOE_RETURN_IF_ERROR(compact.Return(args_.dx));
     report.return_bytes = exchange_.TakeSentBytes();
     clock_.Lap(phases().return_ms);
-    LRMOE_RETURN_IF_ERROR(SumGradients(exchange_, *state_.arena, *state_.store, *state_.device, context_.plan()));
+    LRMOE_RETURN_IF_ERROR(
+        SumGradients(exchange_, *state_.arena, *state_.store, *state_.device, context_.plan()));
     clock_.Lap(phases().gradients_ms);
     return absl::OkStatus();
   };

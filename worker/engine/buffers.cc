@@ -19,7 +19,9 @@ constexpr int64_t kAlignment = 64;
 // Pages are committed in steps: few system calls while a first step warms up, little waste at the end.
 constexpr int64_t kCommitStep = int64_t{4} << 20;
 
-int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+int64_t RoundUp(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
 
 }  // namespace
 
@@ -57,13 +59,14 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(int64_t capacity_bytes, boo
   const int64_t capacity = RoundUp(std::max<int64_t>(capacity_bytes, kCommitStep), kCommitStep);
   void* base = mmap(nullptr, capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", capacity, " bytes of addresses for tensors: ",
-                                                     std::strerror(errno)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot reserve ", capacity, " bytes of addresses for tensors: ", std::strerror(errno)));
   }
   return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(base), capacity, poison));
 }
 
-Arena::Arena(std::byte* base, int64_t capacity, bool poison) : base_(base), capacity_(capacity), poison_(poison) {
+Arena::Arena(std::byte* base, int64_t capacity, bool poison)
+    : base_(base), capacity_(capacity), poison_(poison) {
   free_.reserve(256);
   free_.push_back({0, capacity});
 }
@@ -88,8 +91,8 @@ absl::StatusOr<Buffer> Arena::Take(int64_t bytes, const char* what) {
   Buffer out;
   if (bytes == 0) return out;
   const auto refuse = [&](absl::string_view why) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes, " bytes wanted, ", in_use_,
-                                                     " of ", capacity_, " in use", why));
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes, " bytes wanted, ",
+                                                     in_use_, " of ", capacity_, " in use", why));
   };
   if (bytes > capacity_) return refuse("");
   const int64_t size = RoundUp(bytes, kAlignment);
@@ -98,7 +101,8 @@ absl::StatusOr<Buffer> Arena::Take(int64_t bytes, const char* what) {
     if (block->size >= size && (best == free_.end() || block->size < best->size)) best = block;
   if (best == free_.end()) return refuse("");
   const int64_t offset = best->offset;
-  if (absl::Status status = Commit(offset + size); !status.ok()) return refuse(absl::StrCat(": ", std::string(status.message())));
+  if (absl::Status status = Commit(offset + size); !status.ok())
+    return refuse(absl::StrCat(": ", std::string(status.message())));
   best->offset += size;
   best->size -= size;
   if (best->size == 0) free_.erase(best);
@@ -115,7 +119,8 @@ void Arena::Give(int64_t offset, int64_t size) {
   auto next = std::lower_bound(free_.begin(), free_.end(), offset,
                                [](const Block& block, int64_t at) { return block.offset < at; });
   const bool joins_next = next != free_.end() && offset + size == next->offset;
-  const bool joins_previous = next != free_.begin() && std::prev(next)->offset + std::prev(next)->size == offset;
+  const bool joins_previous =
+      next != free_.begin() && std::prev(next)->offset + std::prev(next)->size == offset;
   if (joins_previous && joins_next) {
     std::prev(next)->size += size + next->size;
     free_.erase(next);

@@ -1,6 +1,6 @@
-// The memory of tensors: one arena per engine. Addresses are reserved once, pages are committed as the high-water mark
-// rises and kept, so that a step that needs no more than an earlier one allocates nothing. Bytes are counted as the
-// memory model counts them (common/memory_model.h).
+// The memory of tensors: one arena per engine. Addresses are reserved once, pages are committed as the
+// high-water mark rises and kept, so that a step that needs no more than an earlier one allocates nothing.
+// Bytes are counted as the memory model counts them (common/memory_model.h).
 #pragma once
 
 #include <cstddef>

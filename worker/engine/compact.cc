@@ -12,7 +12,9 @@
 namespace lrmoe::engine {
 namespace {
 
-int64_t Sum(std::span<const int64_t> values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
+int64_t Sum(std::span<const int64_t> values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
 
 // Metadata of one kept pair, behind the masks in a description.
 struct RowDescription {
@@ -21,19 +23,22 @@ struct RowDescription {
 };
 
 // A mask is only needed where some but not all rows of (instance, source) survive.
-int64_t MaskSize(int64_t kept, int64_t routed) { return kept > 0 && kept < routed ? (routed + 7) / 8 : 0; }
+int64_t MaskSize(int64_t kept, int64_t routed) {
+  return kept > 0 && kept < routed ? (routed + 7) / 8 : 0;
+}
 
 }  // namespace
 
-// Bytes of masks, as a source to each executor or as an executor from each source; padded so that what follows is
-// aligned.
+// Bytes of masks, as a source to each executor or as an executor from each source; padded so that what
+// follows is aligned.
 std::vector<int64_t> CompactPass::MaskBytes(bool as_source) const {
   const LayerPlan& plan = context_.plan();
   std::vector<int64_t> bytes(state_.num_ranks(), 0);
   for (size_t i = 0; i < plan.instances.size(); ++i) {
     const InstancePlan& instance = plan.instances[i];
     if (as_source) {
-      bytes[instance.rank_idx] += MaskSize(route_.kept.at(i, state_.rank()), instance.forward_rows_by_source[state_.rank()]);
+      bytes[instance.rank_idx] +=
+          MaskSize(route_.kept.at(i, state_.rank()), instance.forward_rows_by_source[state_.rank()]);
     } else if (instance.rank_idx == state_.rank()) {
       for (int32_t s = 0; s < state_.num_ranks(); ++s)
         bytes[s] += MaskSize(route_.kept.at(i, s), instance.forward_rows_by_source[s]);
@@ -82,7 +87,8 @@ void CompactPass::ReadMasks(std::span<const std::byte> message, std::span<const 
     const std::byte* mask = message.data() + next[run.source_idx];
     next[run.source_idx] += size;
     for (int64_t i = 0; i < run.count; ++i)
-      if ((mask[i / 8] & std::byte(1 << (i % 8))) != std::byte(0)) rows[filled++] = static_cast<int32_t>(run.row + i);
+      if ((mask[i / 8] & std::byte(1 << (i % 8))) != std::byte(0))
+        rows[filled++] = static_cast<int32_t>(run.row + i);
     LRMOE_CHECK_EQ(filled - run_kept_base_.back(), kept);
   }
 }
@@ -113,15 +119,19 @@ absl::Status CompactPass::DescribeRows() {
     std::vector<std::byte*> rows_at(num_ranks);
     const std::vector<int64_t> first_position = Offsets(route_.source.send_rows);
     for (int32_t r = 0; r < num_ranks; ++r)
-      rows_at[r] = out.data() + base_out[r] + mask_out[r] - first_position[r] * static_cast<int64_t>(sizeof(RowDescription));
+      rows_at[r] = out.data() + base_out[r] + mask_out[r] -
+                   first_position[r] * static_cast<int64_t>(sizeof(RowDescription));
     const auto target = route_.pair_target.as<int32_t>();
     for (int64_t p = 0; p < pairs && rows_out > 0; ++p) {
       if (target[p] < 0) continue;
       const RowDescription row{pair_row.as<int32_t>()[p], context_.alpha.as<float>()[p]};
-      std::memcpy(rows_at[context_.plan().instances[target[p]].rank_idx] + position[p] * sizeof(RowDescription), &row, sizeof(row));
+      std::memcpy(
+          rows_at[context_.plan().instances[target[p]].rank_idx] + position[p] * sizeof(RowDescription), &row,
+          sizeof(row));
     }
   }
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward descriptions", out.bytes(), bytes_out, in.bytes(), bytes_in, 1));
+  LRMOE_RETURN_IF_ERROR(
+      exchange_.Rows("backward descriptions", out.bytes(), bytes_out, in.bytes(), bytes_in, 1));
   out.Release();
 
   LRMOE_ASSIGN_OR_RETURN(kept_rows_, arena.Take(context_.route.rows * 4, "kept rows"));
@@ -130,12 +140,14 @@ absl::Status CompactPass::DescribeRows() {
   LRMOE_ASSIGN_OR_RETURN(row_payload_, arena.Take(route_.executor.rows * 4, "payload rows"));
   payload_rows_.assign(num_ranks, 0);
   const std::vector<int64_t> first_position = Offsets(route_.executor.recv_rows);
-  for (int pass = 0; pass < 2; ++pass) {  // payload rows can be numbered only when all sources' counts are known
+  for (int pass = 0; pass < 2;
+       ++pass) {  // payload rows can be numbered only when all sources' counts are known
     const std::vector<int64_t> payload_base = Offsets(payload_rows_);
     for (const Segment& segment : route_.executor.segments) {
       const int32_t s = segment.source_idx;
-      const std::byte* at = in.data() + base_in[s] + mask_in[s] +
-                            (segment.position - first_position[s]) * static_cast<int64_t>(sizeof(RowDescription));
+      const std::byte* at =
+          in.data() + base_in[s] + mask_in[s] +
+          (segment.position - first_position[s]) * static_cast<int64_t>(sizeof(RowDescription));
       for (int64_t i = 0; i < segment.count; ++i, at += sizeof(RowDescription)) {
         RowDescription row;
         std::memcpy(&row, at, sizeof(row));
@@ -143,7 +155,8 @@ absl::Status CompactPass::DescribeRows() {
           payload_rows_[s] = std::max<int64_t>(payload_rows_[s], row.payload_row + 1);
         } else {
           row_alpha_.as<float>()[segment.row + i] = row.alpha;
-          row_payload_.as<int32_t>()[segment.row + i] = static_cast<int32_t>(payload_base[s] + row.payload_row);
+          row_payload_.as<int32_t>()[segment.row + i] =
+              static_cast<int32_t>(payload_base[s] + row.payload_row);
         }
       }
     }
@@ -155,7 +168,8 @@ absl::Status CompactPass::DescribeRows() {
 bool CompactPass::AllStay() const {
   if (route_.executor.rows != context_.route.rows) return false;
   for (const RowRun& run : context_.route.runs)
-    if (route_.kept.at(context_.route.local[run.local_idx].instance_idx, run.source_idx) != run.count) return false;
+    if (route_.kept.at(context_.route.local[run.local_idx].instance_idx, run.source_idx) != run.count)
+      return false;
   for (const Segment& segment : route_.executor.segments)
     if (segment.to_instance != segment.from_instance) return false;
   return true;
@@ -171,7 +185,10 @@ absl::Status CompactPass::CompactSaved() {
     const int64_t rows = route_.executor.rows;
     const bool with_a = !state_.options.recompute_activation;
     LRMOE_ASSIGN_OR_RETURN(x_, arena.Take(rows * state_.row_bytes(), "compact rows"));
-    if (with_a) LRMOE_ASSIGN_OR_RETURN(a_, arena.Take(rows * shape.fc1_width() * state_.element_bytes(), "compact FC1 rows"));
+    if (with_a) {
+      LRMOE_ASSIGN_OR_RETURN(
+          a_, arena.Take(rows * shape.fc1_width() * state_.element_bytes(), "compact FC1 rows"));
+    }
     {
       LRMOE_ASSIGN_OR_RETURN(Buffer gather, arena.Take(rows * 4, "compaction"));
       const auto index = gather.as<int32_t>();
@@ -180,7 +197,8 @@ absl::Status CompactPass::CompactSaved() {
       for (const Segment& segment : route_.executor.segments) {
         if (segment.to_instance != segment.from_instance) continue;
         // Segments that stay and runs are both by (instance, source), and each such segment has a run.
-        while (context_.route.local[context_.route.runs[run_idx].local_idx].instance_idx != segment.from_instance ||
+        while (context_.route.local[context_.route.runs[run_idx].local_idx].instance_idx !=
+                   segment.from_instance ||
                context_.route.runs[run_idx].source_idx != segment.source_idx)
           ++run_idx;
         const int64_t first = run_kept_base_[run_idx] + segment.first_kept;
@@ -188,7 +206,8 @@ absl::Status CompactPass::CompactSaved() {
       }
       if (context_.route.rows > 0) {
         state_.device->GatherRows(state_.type(), shape.hidden_size, context_.x.data(), index, x_.data());
-        if (with_a) state_.device->GatherRows(state_.type(), shape.fc1_width(), context_.a.data(), index, a_.data());
+        if (with_a)
+          state_.device->GatherRows(state_.type(), shape.fc1_width(), context_.a.data(), index, a_.data());
       }
     }
     LRMOE_RETURN_IF_ERROR(MoveRows());
@@ -209,7 +228,8 @@ absl::Status CompactPass::MoveRows() {
   transfer.recv_units.assign(num_ranks, 0);
   transfer.max_peers = num_ranks;
   const int64_t x_bytes = state_.row_bytes();
-  const int64_t a_bytes = state_.options.recompute_activation ? 0 : state_.shape().fc1_width() * state_.element_bytes();
+  const int64_t a_bytes =
+      state_.options.recompute_activation ? 0 : state_.shape().fc1_width() * state_.element_bytes();
   transfer.unit_bytes = x_bytes + a_bytes;
   std::vector<int64_t> link(static_cast<size_t>(num_ranks) * num_ranks, 0);
   std::vector<std::vector<MovedRows>> out(num_ranks), in(num_ranks);
@@ -221,7 +241,8 @@ absl::Status CompactPass::MoveRows() {
     if (from == state_.rank()) {
       for (size_t r = 0; r < context_.route.runs.size(); ++r) {
         const RowRun& run = context_.route.runs[r];
-        if (context_.route.local[run.local_idx].instance_idx != move.from_instance || run.source_idx != move.source_idx)
+        if (context_.route.local[run.local_idx].instance_idx != move.from_instance ||
+            run.source_idx != move.source_idx)
           continue;
         out[to].push_back({run_kept_base_[r] + move.first_kept, move.count});
         transfer.send_units[to] += move.count;

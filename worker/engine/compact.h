@@ -1,5 +1,5 @@
-// The part of the backward pass that works on kept rows only, after routing (design "Compact and exchange", "Four
-// grouped GEMMs", "Return"). The methods run in the order they are declared, each once.
+// The part of the backward pass that works on kept rows only, after routing (design "Compact and exchange",
+// "Four grouped GEMMs", "Return"). The methods run in the order they are declared, each once.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ class CompactPass {
   CompactPass(EngineState& state, Exchange& exchange, ForwardContext& context, const BackwardRoute& route)
       : state_(state), exchange_(exchange), context_(context), route_(route) {}
 
-  // Sources tell forward executors which rows survived (a bit per row) and backward executors alpha and the payload
-  // row of each kept pair. Sizes follow from the kept counts.
+  // Sources tell forward executors which rows survived (a bit per row) and backward executors alpha and the
+  // payload row of each kept pair. Sizes follow from the kept counts.
   absl::Status DescribeRows();
   // Executors bring the saved rows of their kept pairs together; overflow travels to its new executor.
   absl::Status CompactSaved();
@@ -76,10 +76,10 @@ class CompactPass {
   Buffer row_alpha_;                    // float, compact row order
   Buffer row_payload_;                  // int32, compact row order: row of payload_in_
   std::vector<int64_t> payload_rows_;   // [G] received from each source
-  Buffer x_, a_;                        // [K, H], [K, fc1_width]: compact rows (the saved buffers when all stay)
-  Buffer payload_in_;                   // [payload rows, H]
-  Buffer gradient_;                     // [K, H]: g, later dx
-  Buffer row_dalpha_;                   // float, compact row order
+  Buffer x_, a_;       // [K, H], [K, fc1_width]: compact rows (the saved buffers when all stay)
+  Buffer payload_in_;  // [payload rows, H]
+  Buffer gradient_;    // [K, H]: g, later dx
+  Buffer row_dalpha_;  // float, compact row order
 };
 
 }  // namespace lrmoe::engine

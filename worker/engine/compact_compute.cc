@@ -20,11 +20,12 @@ absl::Status CompactPass::PackGradients(std::span<const std::byte> dy) {
 absl::Status CompactPass::DispatchGradients() {
   const int64_t rows = route_.executor.rows, h = state_.shape().hidden_size;
   LRMOE_ASSIGN_OR_RETURN(payload_in_, state_.arena->Take(rows * state_.row_bytes(), "gradient payload"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward dispatch", payload_out_.bytes(), payload_.rows, payload_in_.bytes(),
-                                       payload_rows_, state_.row_bytes()));
+  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward dispatch", payload_out_.bytes(), payload_.rows,
+                                       payload_in_.bytes(), payload_rows_, state_.row_bytes()));
   payload_out_.Release();
   LRMOE_ASSIGN_OR_RETURN(gradient_, state_.arena->Take(rows * state_.row_bytes(), "gradient rows"));
-  state_.device->GatherRows(state_.type(), h, payload_in_.data(), row_payload_.as<int32_t>(), gradient_.data());
+  state_.device->GatherRows(state_.type(), h, payload_in_.data(), row_payload_.as<int32_t>(),
+                            gradient_.data());
   return absl::OkStatus();
 }
 
@@ -40,8 +41,8 @@ std::vector<CompactPass::LocalRows> CompactPass::Locals() const {
 
 // kForward, kInputGradient: a are rows of width k, b (as output) rows of width n, weights at the offset.
 // kWeightGradient: a and b are rows of width n and k, the expert's gradient at the offset is added to.
-absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, const std::byte* a, const std::byte* b,
-                               int64_t weight_offset) {
+absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, const std::byte* a,
+                               const std::byte* b, int64_t weight_offset) {
   const int64_t bytes = state_.element_bytes();
   std::vector<kernels::GemmGroup> groups;
   for (const LocalRows& local : Locals()) {
@@ -76,13 +77,15 @@ absl::Status CompactPass::Compute() {
   LRMOE_ASSIGN_OR_RETURN(Buffer da, arena.Take(rows * width * bytes, "gradients of FC1 rows"));
   // u becomes alpha * phi, the left factor of dW2.
   state_.device->ActivationBackward(state_.activation(), state_.type(), rows, f, a_.data(), u.data(),
-                                    row_alpha_.as<float>().data(), da.data(), u.data(), row_dalpha_.as<float>().data());
+                                    row_alpha_.as<float>().data(), da.data(), u.data(),
+                                    row_dalpha_.as<float>().data());
   a_.Release();
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, h, f, gradient_.data(), u.data(), w2));
   u.Release();
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, width, h, da.data(), x_.data(), 0));
   x_.Release();
-  return Gemm(GemmKind::kInputGradient, h, width, da.data(), gradient_.data(), 0);  // g is done with: dx takes its place
+  return Gemm(GemmKind::kInputGradient, h, width, da.data(), gradient_.data(),
+              0);  // g is done with: dx takes its place
 }
 
 absl::Status CompactPass::ReturnScalars(const Buffer& returned) {
@@ -113,21 +116,24 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
     for (const Segment* segment : by_position)
       for (int64_t row = segment->row; row < segment->row + segment->count; ++row)
         index.as<int32_t>()[next[row_payload_.as<int32_t>()[row]]++] = static_cast<int32_t>(row);
-    state_.device->SumRows(state_.type(), h, gradient_.data(), index.as<int32_t>(), offset, payload_in_.data());
+    state_.device->SumRows(state_.type(), h, gradient_.data(), index.as<int32_t>(), offset,
+                           payload_in_.data());
   }
   gradient_.Release();
   LRMOE_ASSIGN_OR_RETURN(Buffer returned, arena.Take(pairs * state_.row_bytes(), "returned gradients"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward return", payload_in_.bytes(), payload_rows_, returned.bytes(),
-                                       payload_.rows, state_.row_bytes()));
+  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward return", payload_in_.bytes(), payload_rows_,
+                                       returned.bytes(), payload_.rows, state_.row_bytes()));
   payload_in_.Release();
-  // Source: payload rows are by (rank, token), so a stable sort by token leaves each token's rows in rank order.
+  // Source: payload rows are by (rank, token), so a stable sort by token leaves each token's rows in rank
+  // order.
   const auto token = token_.as<int32_t>().first(payload_.total);
   std::vector<int64_t> offset(context_.num_tokens + 1, 0);
   for (int32_t t : token) ++offset[t + 1];
   std::partial_sum(offset.begin(), offset.end(), offset.begin());
   std::vector<int64_t> next(offset.begin(), offset.end() - 1);
   LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(payload_.total * 4, "return sums"));
-  for (int64_t i = 0; i < payload_.total; ++i) index.as<int32_t>()[next[token[i]]++] = static_cast<int32_t>(i);
+  for (int64_t i = 0; i < payload_.total; ++i)
+    index.as<int32_t>()[next[token[i]]++] = static_cast<int32_t>(i);
   state_.device->SumRows(state_.type(), h, returned.data(), index.as<int32_t>(), offset, dx.data());
   return absl::OkStatus();
 }

@@ -21,7 +21,8 @@ ForwardContext ContextTable::Take(const Invocation& invocation) {
 
 void ContextTable::DropBefore(const Invocation& invocation) {
   std::erase_if(contexts_, [&](const auto& entry) {
-    return entry.first == invocation || (entry.first.layer == invocation.layer && entry.first.step < invocation.step);
+    return entry.first == invocation ||
+           (entry.first.layer == invocation.layer && entry.first.step < invocation.step);
   });
 }
 
@@ -34,10 +35,9 @@ absl::Status ContextTable::CheckRoom(const Invocation& invocation) const {
     if (oldest == nullptr) oldest = &open;  // the map is ordered by step
   }
   if (staying < limit_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(staying, " forwards are open and wait for their backward, the most allowed (max_open_contexts ",
-                   limit_, "); the oldest is ", ToString(*oldest),
-                   ": call backward or discard for forwards that are not used"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      staying, " forwards are open and wait for their backward, the most allowed (max_open_contexts ", limit_,
+      "); the oldest is ", ToString(*oldest), ": call backward or discard for forwards that are not used"));
 }
 
 std::vector<const LayerPlan*> ContextTable::PlansOf(int32_t layer) const {

@@ -1,5 +1,5 @@
-// What an open forward keeps until its backward: at the executor the rows, at the source the pairs. Paper, section 3;
-// every byte of a Buffer here is in the memory model (common/memory_model.h).
+// What an open forward keeps until its backward: at the executor the rows, at the source the pairs. Paper,
+// section 3; every byte of a Buffer here is in the memory model (common/memory_model.h).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ForwardContext {
   ExecutionPlan execution;
   ParameterVersion version{};  // the weights that made y; the backward must find the same
   int64_t num_tokens = 0;
-  int64_t token_offset = 0;    // tokens of all lower ranks: numbers tokens globally, for Selection::kRandom
+  int64_t token_offset = 0;  // tokens of all lower ranks: numbers tokens globally, for Selection::kRandom
   ForwardRoute route;
 
   // Source, one per pair.
@@ -39,8 +39,8 @@ struct ForwardContext {
   const LayerPlan& plan() const { return execution.plan; }
   // Bytes in the arena.
   int64_t bytes() const {
-    return pair_instance.size() + pair_position.size() + alpha.size() + norm2.size() + y_rows.size() + x.size() +
-           a.size();
+    return pair_instance.size() + pair_position.size() + alpha.size() + norm2.size() + y_rows.size() +
+           x.size() + a.size();
   }
 };
 

@@ -19,7 +19,8 @@ namespace {
 absl::Status Validate(const EngineOptions& options, int32_t num_ranks) {
   LRMOE_RETURN_IF_ERROR(lrmoe::Validate(options.model));
   if (options.num_threads < 1 || options.num_threads > 256)
-    return absl::InvalidArgumentError(absl::StrCat("num_threads is ", options.num_threads, "; allowed: 1..256"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads is ", options.num_threads, "; allowed: 1..256"));
   if (options.max_open_contexts < 1 || options.max_open_contexts > 65536)
     return absl::InvalidArgumentError(
         absl::StrCat("max_open_contexts is ", options.max_open_contexts, "; allowed: 1..65536"));
@@ -35,9 +36,10 @@ absl::Status Validate(const EngineOptions& options, int32_t num_ranks) {
 std::string Describe(const EngineOptions& options) {
   const LayerShape& shape = options.model.shape;
   return absl::StrCat(options.model.num_layers, " layers, E ", shape.num_experts, ", k ", shape.top_k, ", H ",
-                      shape.hidden_size, ", F ", shape.intermediate_size, shape.gated ? ", gated " : ", plain ",
-                      Name(shape.activation), ", ", Name(shape.dtype),
-                      options.recompute_activation ? ", recompute" : "", ", nodes ", absl::StrJoin(options.nodes, " "));
+                      shape.hidden_size, ", F ", shape.intermediate_size,
+                      shape.gated ? ", gated " : ", plain ", Name(shape.activation), ", ", Name(shape.dtype),
+                      options.recompute_activation ? ", recompute" : "", ", nodes ",
+                      absl::StrJoin(options.nodes, " "));
 }
 
 // Tensors beyond the machine's memory cannot exist; addresses for that much cost nothing.
@@ -50,13 +52,15 @@ absl::Status Prepare(EngineState& state) {
   LRMOE_RETURN_IF_ERROR(Validate(state.options, state.num_ranks()));
   const LayerShape& shape = state.shape();
   LRMOE_ASSIGN_OR_RETURN(state.device, kernels::CreateCpuDevice(state.options.num_threads));
-  LRMOE_ASSIGN_OR_RETURN(state.store,
-                         ExpertStore::Create(state.options.model, ContiguousOwners(shape.num_experts, state.num_ranks()),
-                                             state.rank()));
+  LRMOE_ASSIGN_OR_RETURN(
+      state.store, ExpertStore::Create(state.options.model,
+                                       ContiguousOwners(shape.num_experts, state.num_ranks()), state.rank()));
   LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> optimizer_device,
                          kernels::CreateCpuDevice(state.options.num_threads));
-  LRMOE_ASSIGN_OR_RETURN(state.optimizer, OptimizerQueue::Create(state.store.get(), std::move(optimizer_device)));
-  LRMOE_ASSIGN_OR_RETURN(state.arena, Arena::Create(ArenaCapacity(state.options), state.options.poison_buffers));
+  LRMOE_ASSIGN_OR_RETURN(state.optimizer,
+                         OptimizerQueue::Create(state.store.get(), std::move(optimizer_device)));
+  LRMOE_ASSIGN_OR_RETURN(state.arena,
+                         Arena::Create(ArenaCapacity(state.options), state.options.poison_buffers));
   for (const bool exact : {false, true}) {
     MemoryModelOptions model;
     model.hidden_size = shape.hidden_size;
@@ -98,7 +102,8 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
 }
 
 MemoryBytes EngineState::Predict(const ExecutionPlan& execution, int64_t num_tokens) const {
-  return PredictMemory(memory[execution.router_gradient == RouterGradient::kExact], WorkOf(execution, num_tokens));
+  return PredictMemory(memory[execution.router_gradient == RouterGradient::kExact],
+                       WorkOf(execution, num_tokens));
 }
 
 void EngineState::DropUnusedReplicas(int32_t layer) {
@@ -111,8 +116,8 @@ absl::Status EngineState::Fail(const absl::Status& status) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, transport::Transport* transport,
-                                                       PlanProvider* plans) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       transport::Transport* transport, PlanProvider* plans) {
   auto impl = std::make_unique<Impl>(options, transport, plans);
   const absl::Status status = Prepare(*impl);
   LRMOE_RETURN_IF_ERROR(impl->Agree({Operation::kCreate, {}, Describe(options), 0, status}).status());
@@ -122,8 +127,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
-absl::StatusOr<ForwardResult> Engine::Forward(const ForwardArgs& args) { return RunForward(*impl_, args); }
-absl::StatusOr<BackwardResult> Engine::Backward(const BackwardArgs& args) { return RunBackward(*impl_, args); }
+absl::StatusOr<ForwardResult> Engine::Forward(const ForwardArgs& args) {
+  return RunForward(*impl_, args);
+}
+absl::StatusOr<BackwardResult> Engine::Backward(const BackwardArgs& args) {
+  return RunBackward(*impl_, args);
+}
 
 absl::Status Engine::Discard(const Invocation& invocation) {
   absl::Status status;
@@ -135,8 +144,8 @@ absl::Status Engine::Discard(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-absl::Status Engine::LoadExpert(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
-                                std::span<const std::byte> w2) {
+absl::Status Engine::LoadExpert(int32_t layer, int32_t expert_idx, DataType type,
+                                std::span<const std::byte> w1, std::span<const std::byte> w2) {
   if (layer < 0 || layer >= impl_->options.model.num_layers)
     return absl::InvalidArgumentError(
         absl::StrCat("layer is ", layer, "; allowed: 0..", impl_->options.model.num_layers - 1));
@@ -155,25 +164,30 @@ absl::Status Engine::FinishLoad(int32_t layer) {
     const std::vector<bool>& loaded = impl_->loaded[layer];
     const auto missing = std::find(loaded.begin(), loaded.end(), false);
     if (missing != loaded.end())
-      status = absl::FailedPreconditionError(absl::StrCat("expert ", impl_->store->owned()[missing - loaded.begin()],
+      status = absl::FailedPreconditionError(absl::StrCat("expert ",
+                                                          impl_->store->owned()[missing - loaded.begin()],
                                                           " of layer ", layer, " was never loaded"));
   }
   LRMOE_RETURN_IF_ERROR(
-      impl_->Agree({Operation::kFinishLoad, {0, layer, 0}, absl::StrCat("layer ", layer), 0, status}).status());
+      impl_->Agree({Operation::kFinishLoad, {0, layer, 0}, absl::StrCat("layer ", layer), 0, status})
+          .status());
   impl_->store->SetVersion(layer, ParameterVersion{1});
   return absl::OkStatus();
 }
 
 absl::Status Engine::OptimizerStep(const AdamWStep& step) {
   absl::Status status;
-  if (step.step < 1) status = absl::InvalidArgumentError(absl::StrCat("step is ", step.step, "; allowed: 1 and more"));
+  if (step.step < 1)
+    status = absl::InvalidArgumentError(absl::StrCat("step is ", step.step, "; allowed: 1 and more"));
   const std::string arguments =
-      absl::StrCat("step ", step.step, " lr ", step.lr, " betas ", step.beta1, " ", step.beta2, " eps ", step.eps,
-                   " weight decay ", step.weight_decay, " gradient scale ", step.gradient_scale);
-  LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kOptimizerStep, {step.step, 0, 0}, arguments, 0, status}).status());
+      absl::StrCat("step ", step.step, " lr ", step.lr, " betas ", step.beta1, " ", step.beta2, " eps ",
+                   step.eps, " weight decay ", step.weight_decay, " gradient scale ", step.gradient_scale);
+  LRMOE_RETURN_IF_ERROR(
+      impl_->Agree({Operation::kOptimizerStep, {step.step, 0, 0}, arguments, 0, status}).status());
   for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
     if (impl_->store->version(layer) != ParameterVersion{0}) impl_->optimizer->Enqueue(layer, step);
-  if (status = impl_->optimizer->Wait(After(impl_->options.collective_timeout)); !status.ok()) return impl_->Fail(status);
+  if (status = impl_->optimizer->Wait(After(impl_->options.collective_timeout)); !status.ok())
+    return impl_->Fail(status);
   impl_->store->SetOptimizerStep(step.step);
   return absl::OkStatus();
 }
@@ -183,7 +197,8 @@ absl::StatusOr<double> Engine::SquaredGradientNorm() {
   double sum = 0;
   for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
     for (int32_t expert : impl_->store->owned())
-      sum += impl_->device->SquaredNorm(impl_->store->parameters(), impl_->store->Find(layer, expert)->gradient);
+      sum +=
+          impl_->device->SquaredNorm(impl_->store->parameters(), impl_->store->Find(layer, expert)->gradient);
   const transport::Call call{"gradient norm", {}, After(impl_->options.collective_timeout)};
   LRMOE_RETURN_IF_ERROR(impl_->transport->AllReduce(call, std::span(&sum, 1), transport::Reduction::kSum));
   return sum;
@@ -191,13 +206,15 @@ absl::StatusOr<double> Engine::SquaredGradientNorm() {
 
 absl::Status Engine::ZeroGradients() {
   LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kZeroGradients, {}, "", 0, absl::OkStatus()}).status());
-  for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer) impl_->store->ZeroGradients(layer);
+  for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
+    impl_->store->ZeroGradients(layer);
   return absl::OkStatus();
 }
 
 absl::Status Engine::SaveCheckpoint(const std::string& directory, int64_t step) {
   const Invocation at{step, 0, 0};
-  LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kSaveCheckpoint, at, directory, 0, absl::OkStatus()}).status());
+  LRMOE_RETURN_IF_ERROR(
+      impl_->Agree({Operation::kSaveCheckpoint, at, directory, 0, absl::OkStatus()}).status());
   absl::Status status = WriteShard(*impl_->store, directory, step, impl_->rank(), impl_->num_ranks());
   LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kSaveCheckpoint, at, "shards written", 0, status}).status());
   status = impl_->rank() == 0 ? CommitCheckpoint(directory, step, impl_->num_ranks()) : absl::OkStatus();
@@ -206,18 +223,22 @@ absl::Status Engine::SaveCheckpoint(const std::string& directory, int64_t step) 
 
 absl::StatusOr<int64_t> Engine::LoadCheckpoint(const std::string& directory, int64_t step) {
   const Invocation at{step, 0, 0};
-  LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kLoadCheckpoint, at, directory, 0, absl::OkStatus()}).status());
+  LRMOE_RETURN_IF_ERROR(
+      impl_->Agree({Operation::kLoadCheckpoint, at, directory, 0, absl::OkStatus()}).status());
   const absl::StatusOr<int64_t> loaded =
       lrmoe::engine::LoadCheckpoint(*impl_->store, directory, step, impl_->rank(), impl_->num_ranks());
   const absl::Status agreed =
-      impl_->Agree({Operation::kLoadCheckpoint, at, loaded.ok() ? absl::StrCat("loaded step ", *loaded) : "", 0,
-                    loaded.status()})
+      impl_
+          ->Agree({Operation::kLoadCheckpoint, at, loaded.ok() ? absl::StrCat("loaded step ", *loaded) : "",
+                   0, loaded.status()})
           .status();
   if (!agreed.ok()) {
-    // A rank that did load now differs from the others. Version 0 makes every forward say that weights are missing.
+    // A rank that did load now differs from the others. Version 0 makes every forward say that weights are
+    // missing.
     const transport::Call call{"load checkpoint", at, After(impl_->options.collective_timeout)};
     int64_t changed = loaded.ok() ? 1 : 0;
-    LRMOE_RETURN_IF_ERROR(impl_->transport->AllReduce(call, std::span(&changed, 1), transport::Reduction::kMax));
+    LRMOE_RETURN_IF_ERROR(
+        impl_->transport->AllReduce(call, std::span(&changed, 1), transport::Reduction::kMax));
     if (changed == 0) return agreed;
     for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
       impl_->store->SetVersion(layer, ParameterVersion{0});
@@ -236,10 +257,18 @@ absl::Status Engine::Refuse(Operation operation, const Invocation& invocation, c
   return impl_->Agree({operation, invocation, "", 0, reason}).status();
 }
 
-absl::Status Engine::Finish() { return impl_->Agree({Operation::kFinish, {}, "", 0, absl::OkStatus()}).status(); }
+absl::Status Engine::Finish() {
+  return impl_->Agree({Operation::kFinish, {}, "", 0, absl::OkStatus()}).status();
+}
 
-ExpertStore& Engine::store() { return *impl_->store; }
-int64_t Engine::open_contexts() const { return impl_->contexts.size(); }
-int64_t Engine::peak_bytes() const { return impl_->peak_bytes; }
+ExpertStore& Engine::store() {
+  return *impl_->store;
+}
+int64_t Engine::open_contexts() const {
+  return impl_->contexts.size();
+}
+int64_t Engine::peak_bytes() const {
+  return impl_->peak_bytes;
+}
 
 }  // namespace lrmoe::engine

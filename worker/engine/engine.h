@@ -1,11 +1,12 @@
 // The engine of one rank: complete forward, scored and compacted backward, parameters of the owned experts.
 //
-// Collective operations (marked so): every rank calls the same ones in the same order. Each starts with an agreement
-// exchange of (operation, invocation, shape, validity); when ranks disagree, or one rank's arguments are bad, every rank
-// gets the same error, which names the ranks and both sides, nothing has changed, and the engine stays usable. A rank
-// whose caller's request was found bad before it reached the engine takes part with Refuse. After DeadlineExceeded or
-// Unavailable the epoch is dead and every later collective returns Unavailable; so it is after a failure of one rank
-// between exchanges (a kernel, memory), which ends the epoch because peers wait for that rank.
+// Collective operations (marked so): every rank calls the same ones in the same order. Each starts with an
+// agreement exchange of (operation, invocation, shape, validity); when ranks disagree, or one rank's
+// arguments are bad, every rank gets the same error, which names the ranks and both sides, nothing has
+// changed, and the engine stays usable. A rank whose caller's request was found bad before it reached the
+// engine takes part with Refuse. After DeadlineExceeded or Unavailable the epoch is dead and every later
+// collective returns Unavailable; so it is after a failure of one rank between exchanges (a kernel, memory),
+// which ends the epoch because peers wait for that rank.
 //
 // Threads: one thread calls everything here.
 #pragma once
@@ -47,24 +48,24 @@ struct EngineOptions {
   bool poison_buffers = false;
 };
 
-// Shapes: T tokens of this rank (may be 0 and differ between ranks), k, H from the model. x, y, dy, dx are in the
-// compute type. Spans must have exactly the stated number of bytes or elements.
+// Shapes: T tokens of this rank (may be 0 and differ between ranks), k, H from the model. x, y, dy, dx are in
+// the compute type. Spans must have exactly the stated number of bytes or elements.
 struct ForwardArgs {
   Invocation invocation;
-  int64_t num_tokens = 0;                // T, 0..2^31 / k
-  std::span<const std::byte> x;          // [T, H]
-  std::span<const int32_t> expert_idx;   // [T, k], 0..E-1, distinct within a token
-  std::span<const float> alpha;          // [T, k], finite
-  std::span<std::byte> y;                // [T, H], out
-  bool needs_backward = true;            // false: evaluation, nothing is saved
+  int64_t num_tokens = 0;               // T, 0..2^31 / k
+  std::span<const std::byte> x;         // [T, H]
+  std::span<const int32_t> expert_idx;  // [T, k], 0..E-1, distinct within a token
+  std::span<const float> alpha;         // [T, k], finite
+  std::span<std::byte> y;               // [T, H], out
+  bool needs_backward = true;           // false: evaluation, nothing is saved
 };
 
 struct BackwardArgs {
-  Invocation invocation;                 // of an open forward
-  std::span<const std::byte> dy;         // [T, H]
-  std::span<std::byte> dx;               // [T, H], out
-  std::span<float> dalpha;               // [T, k], out; 0 for dropped pairs when router_gradient is retained
-  std::span<uint8_t> kept;               // [T, k] 0 or 1, out; may be empty
+  Invocation invocation;          // of an open forward
+  std::span<const std::byte> dy;  // [T, H]
+  std::span<std::byte> dx;        // [T, H], out
+  std::span<float> dalpha;        // [T, k], out; 0 for dropped pairs when router_gradient is retained
+  std::span<uint8_t> kept;        // [T, k] 0 or 1, out; may be empty
 };
 
 struct ForwardResult {
@@ -78,18 +79,19 @@ struct BackwardResult {
 class Engine {
  public:
   // `transport` and `plans` outlive the engine. Collective (agreement on the model).
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, transport::Transport* transport,
-                                                        PlanProvider* plans);
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        transport::Transport* transport, PlanProvider* plans);
   ~Engine();
 
-  // Collective. y is complete: nothing is ever dropped in the forward pass. A second forward of an open invocation
-  // (recomputation) replaces its context. A forward of a later step frees contexts of earlier steps of that layer.
-  // The planner's errors (ResourceExhausted: infeasible) and a plan beyond the memory budget come back on all ranks
-  // alike and leave the engine usable.
+  // Collective. y is complete: nothing is ever dropped in the forward pass. A second forward of an open
+  // invocation (recomputation) replaces its context. A forward of a later step frees contexts of earlier
+  // steps of that layer. The planner's errors (ResourceExhausted: infeasible) and a plan beyond the memory
+  // budget come back on all ranks alike and leave the engine usable.
   absl::StatusOr<ForwardResult> Forward(const ForwardArgs& args);
-  // Collective. Accumulates weight gradients at the owners (replica gradients are summed there before it returns).
-  // Frees the context, also on error, unless the ranks' calls or arguments were refused by the agreement. OutOfRange
-  // on all ranks, naming rank, token, slot, expert and value, when a score is NaN or infinite; the engine stays usable.
+  // Collective. Accumulates weight gradients at the owners (replica gradients are summed there before it
+  // returns). Frees the context, also on error, unless the ranks' calls or arguments were refused by the
+  // agreement. OutOfRange on all ranks, naming rank, token, slot, expert and value, when a score is NaN or
+  // infinite; the engine stays usable.
   absl::StatusOr<BackwardResult> Backward(const BackwardArgs& args);
   // Collective. Frees the context of a forward that gets no backward. NotFound when there is none.
   absl::Status Discard(const Invocation& invocation);
@@ -97,19 +99,21 @@ class Engine {
   // Local. One owned expert of one layer; see ExpertStore::Load.
   absl::Status LoadExpert(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
                           std::span<const std::byte> w2);
-  // Collective. The layer's weights are complete on this rank: version becomes 1. FailedPrecondition when some
-  // owned expert was never loaded, naming it.
+  // Collective. The layer's weights are complete on this rank: version becomes 1. FailedPrecondition when
+  // some owned expert was never loaded, naming it.
   absl::Status FinishLoad(int32_t layer);
 
   // Collective. Updates every loaded layer's owned experts once, on a queue; returns when the queue is empty.
   // Gradients are left as they are.
   absl::Status OptimizerStep(const AdamWStep& step);
-  // Collective. Sum of squares of all experts' accumulated gradients, over all ranks and layers, equal on all ranks.
+  // Collective. Sum of squares of all experts' accumulated gradients, over all ranks and layers, equal on all
+  // ranks.
   absl::StatusOr<double> SquaredGradientNorm();
   // Collective.
   absl::Status ZeroGradients();
 
-  // Collective. See checkpoint.h. Gradients and contexts are not part of a checkpoint; loading drops open contexts.
+  // Collective. See checkpoint.h. Gradients and contexts are not part of a checkpoint; loading drops open
+  // contexts.
   absl::Status SaveCheckpoint(const std::string& directory, int64_t step);
   absl::StatusOr<int64_t> LoadCheckpoint(const std::string& directory, int64_t step);
 

@@ -22,7 +22,8 @@
 namespace lrmoe::engine {
 
 struct EngineState {
-  EngineState(const EngineOptions& engine_options, transport::Transport* engine_transport, PlanProvider* plan_provider)
+  EngineState(const EngineOptions& engine_options, transport::Transport* engine_transport,
+              PlanProvider* plan_provider)
       : options(engine_options),
         transport(engine_transport),
         plans(plan_provider),
@@ -38,7 +39,7 @@ struct EngineState {
   std::unique_ptr<Arena> arena;
   ContextTable contexts;  // holds blocks of the arena: destroyed before it
   ReplicaDirectory replicas;
-  MemoryCoefficients memory[2];          // by exact router gradient
+  MemoryCoefficients memory[2];           // by exact router gradient
   std::vector<std::vector<bool>> loaded;  // [layer][owned expert]
   int64_t peak_bytes = 0;
 
@@ -48,7 +49,8 @@ struct EngineState {
   }
   kernels::ExpertActivation activation() const {
     if (shape().gated) return kernels::ExpertActivation::kSwiGlu;
-    return shape().activation == Activation::kSilu ? kernels::ExpertActivation::kSilu : kernels::ExpertActivation::kGelu;
+    return shape().activation == Activation::kSilu ? kernels::ExpertActivation::kSilu
+                                                   : kernels::ExpertActivation::kGelu;
   }
   int64_t element_bytes() const { return SizeInBytes(shape().dtype); }
   int64_t row_bytes() const { return shape().hidden_size * element_bytes(); }  // of x, y, g, dx

@@ -9,12 +9,14 @@
 namespace lrmoe::engine {
 namespace {
 
-int64_t Sum(std::span<const int64_t> values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
+int64_t Sum(std::span<const int64_t> values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
 
 }  // namespace
 
-Exchange::Exchange(transport::Transport* transport, const Invocation& invocation, std::chrono::milliseconds timeout,
-                   PhaseClock* clock)
+Exchange::Exchange(transport::Transport* transport, const Invocation& invocation,
+                   std::chrono::milliseconds timeout, PhaseClock* clock)
     : transport_(transport), invocation_(invocation), timeout_(timeout), clock_(clock) {}
 
 transport::Call Exchange::MakeCall(absl::string_view operation) const {
@@ -62,8 +64,11 @@ absl::Status Exchange::Staged(absl::string_view operation, const StagedTransfer&
                               const FillUnits& fill, const TakeUnits& take) {
   if (transfer.max_units == 0) return absl::OkStatus();
   const int64_t chunk = std::min(
-      transfer.max_units, std::max<int64_t>(1, kStagingBytes / (transfer.unit_bytes * std::max<int64_t>(1, transfer.max_peers))));
-  const auto in_chunk = [&](int64_t units, int64_t first) { return std::clamp<int64_t>(units - first, 0, chunk); };
+      transfer.max_units,
+      std::max<int64_t>(1, kStagingBytes / (transfer.unit_bytes * std::max<int64_t>(1, transfer.max_peers))));
+  const auto in_chunk = [&](int64_t units, int64_t first) {
+    return std::clamp<int64_t>(units - first, 0, chunk);
+  };
   const auto size = static_cast<size_t>(num_ranks());
   std::vector<int64_t> send_rows(size), recv_rows(size);
   for (int64_t first = 0; first < transfer.max_units; first += chunk) {
@@ -72,14 +77,16 @@ absl::Status Exchange::Staged(absl::string_view operation, const StagedTransfer&
       recv_rows[r] = in_chunk(transfer.recv_units[r], first);
     }
     LRMOE_ASSIGN_OR_RETURN(Buffer send, arena.Take(Sum(send_rows) * transfer.unit_bytes, "staging to send"));
-    LRMOE_ASSIGN_OR_RETURN(Buffer recv, arena.Take(Sum(recv_rows) * transfer.unit_bytes, "staging to receive"));
+    LRMOE_ASSIGN_OR_RETURN(Buffer recv,
+                           arena.Take(Sum(recv_rows) * transfer.unit_bytes, "staging to receive"));
     std::byte* out = send.data();
     for (size_t r = 0; r < size; ++r) {
       if (send_rows[r] == 0) continue;
       fill(static_cast<int32_t>(r), first, send_rows[r], out);
       out += send_rows[r] * transfer.unit_bytes;
     }
-    LRMOE_RETURN_IF_ERROR(Rows(operation, send.bytes(), send_rows, recv.bytes(), recv_rows, transfer.unit_bytes));
+    LRMOE_RETURN_IF_ERROR(
+        Rows(operation, send.bytes(), send_rows, recv.bytes(), recv_rows, transfer.unit_bytes));
     const std::byte* in = recv.data();
     for (size_t r = 0; r < size; ++r) {
       if (recv_rows[r] == 0) continue;
@@ -90,6 +97,8 @@ absl::Status Exchange::Staged(absl::string_view operation, const StagedTransfer&
   return absl::OkStatus();
 }
 
-int64_t Exchange::TakeSentBytes() { return std::exchange(sent_bytes_, 0); }
+int64_t Exchange::TakeSentBytes() {
+  return std::exchange(sent_bytes_, 0);
+}
 
 }  // namespace lrmoe::engine

@@ -1,5 +1,5 @@
-// The engine's way to the transport for one operation of one invocation: fills in names and deadlines, counts bytes
-// that leave this rank, and keeps waiting out of the processor time.
+// The engine's way to the transport for one operation of one invocation: fills in names and deadlines, counts
+// bytes that leave this rank, and keeps waiting out of the processor time.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ namespace lrmoe::engine {
 // Rows between all pairs of ranks, too many to stage at once: they travel in rounds through a small buffer.
 struct StagedTransfer {
   std::vector<int64_t> send_units, recv_units;  // [G]
-  int64_t max_units = 0;   // of any (sender, receiver); equal on all ranks
-  int64_t max_peers = 1;   // most receivers of one sender or senders of one receiver; equal on all ranks
+  int64_t max_units = 0;                        // of any (sender, receiver); equal on all ranks
+  int64_t max_peers = 1;  // most receivers of one sender or senders of one receiver; equal on all ranks
   int64_t unit_bytes = 0;
 };
 // Copies units [first, first + count) for or from `peer`, count * unit_bytes bytes.
@@ -38,15 +38,19 @@ class Exchange {
   int32_t num_ranks() const { return transport_->size(); }
 
   // send_rows[r] rows of row_bytes to each rank, recv_rows[r] from each; buffers hold at least that much.
-  absl::Status Rows(absl::string_view operation, std::span<const std::byte> send, std::span<const int64_t> send_rows,
-                    std::span<std::byte> recv, std::span<const int64_t> recv_rows, int64_t row_bytes);
-  absl::Status AllGather(absl::string_view operation, std::span<const std::byte> send, std::span<std::byte> recv);
+  absl::Status Rows(absl::string_view operation, std::span<const std::byte> send,
+                    std::span<const int64_t> send_rows, std::span<std::byte> recv,
+                    std::span<const int64_t> recv_rows, int64_t row_bytes);
+  absl::Status AllGather(absl::string_view operation, std::span<const std::byte> send,
+                         std::span<std::byte> recv);
   absl::Status Max(absl::string_view operation, std::span<int64_t> values);
 
-  // Stages at most about staging_bytes(sending plus receiving) in `arena`. Nothing happens when max_units is 0.
-  absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena, const FillUnits& fill,
-                      const TakeUnits& take);
-  static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // per direction: enough to stream, small beside tokens
+  // Stages at most about staging_bytes(sending plus receiving) in `arena`. Nothing happens when max_units is
+  // 0.
+  absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,
+                      const FillUnits& fill, const TakeUnits& take);
+  static constexpr int64_t kStagingBytes = int64_t{4}
+                                           << 20;  // per direction: enough to stream, small beside tokens
 
   // Bytes sent to other ranks since the last call.
   int64_t TakeSentBytes();

@@ -1,5 +1,5 @@
-// The complete forward pass: plan, weights, dispatch, FC1, activation, FC2, return, combine (paper, section 3; design
-// "Forward"). Nothing is ever dropped here.
+// The complete forward pass: plan, weights, dispatch, FC1, activation, FC2, return, combine (paper, section
+// 3; design "Forward"). Nothing is ever dropped here.
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -26,11 +26,11 @@ absl::Status CheckPairs(const ForwardArgs& args, int32_t num_experts, int32_t to
                                                      "; allowed: 0..", num_experts - 1));
     for (size_t q = p - slot; q < p; ++q)
       if (args.expert_idx[q] == e)
-        return absl::InvalidArgumentError(absl::StrCat("token ", token, " names expert ", e, " twice, in slots ",
-                                                       q % top_k, " and ", slot));
+        return absl::InvalidArgumentError(absl::StrCat("token ", token, " names expert ", e,
+                                                       " twice, in slots ", q % top_k, " and ", slot));
     if (!std::isfinite(args.alpha[p]))
-      return absl::InvalidArgumentError(absl::StrCat("alpha of token ", token, " slot ", slot, " (expert ", e, ") is ",
-                                                     args.alpha[p], "; it must be finite"));
+      return absl::InvalidArgumentError(absl::StrCat("alpha of token ", token, " slot ", slot, " (expert ", e,
+                                                     ") is ", args.alpha[p], "; it must be finite"));
   }
   return absl::OkStatus();
 }
@@ -39,11 +39,12 @@ absl::Status CheckArgs(const EngineState& state, const ForwardArgs& args) {
   const LayerShape& shape = state.shape();
   const Invocation& invocation = args.invocation;
   if (invocation.layer < 0 || invocation.layer >= state.options.model.num_layers)
-    return absl::InvalidArgumentError(absl::StrCat("layer is ", invocation.layer, "; allowed: 0..",
-                                                   state.options.model.num_layers - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer is ", invocation.layer, "; allowed: 0..", state.options.model.num_layers - 1));
   const int64_t limit = (int64_t{1} << 31) / shape.top_k - 1;
   if (args.num_tokens < 0 || args.num_tokens > limit)
-    return absl::InvalidArgumentError(absl::StrCat("num_tokens is ", args.num_tokens, "; allowed: 0..", limit));
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_tokens is ", args.num_tokens, "; allowed: 0..", limit));
   const int64_t pairs = args.num_tokens * shape.top_k;
   LRMOE_RETURN_IF_ERROR(CheckSize("x (bytes)", args.x.size(), args.num_tokens * state.row_bytes()));
   LRMOE_RETURN_IF_ERROR(CheckSize("y (bytes)", args.y.size(), args.num_tokens * state.row_bytes()));
@@ -51,8 +52,8 @@ absl::Status CheckArgs(const EngineState& state, const ForwardArgs& args) {
   LRMOE_RETURN_IF_ERROR(CheckSize("alpha (elements)", args.alpha.size(), pairs));
   LRMOE_RETURN_IF_ERROR(CheckPairs(args, shape.num_experts, shape.top_k));
   if (state.store->version(invocation.layer) == ParameterVersion{0})
-    return absl::FailedPreconditionError(absl::StrCat("layer ", invocation.layer,
-                                                      " has no weights: load its experts and finish the load first"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "layer ", invocation.layer, " has no weights: load its experts and finish the load first"));
   return args.needs_backward ? state.contexts.CheckRoom(invocation) : absl::OkStatus();
 }
 
@@ -60,7 +61,9 @@ absl::Status CheckArgs(const EngineState& state, const ForwardArgs& args) {
 std::string Fingerprint(const ExecutionPlan& execution) {
   uint64_t hash = execution.seed ^ (static_cast<uint64_t>(execution.selection) << 8) ^
                   (static_cast<uint64_t>(execution.router_gradient) << 16);
-  const auto mix = [&hash](int64_t value) { hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001B3ULL; };
+  const auto mix = [&hash](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001B3ULL;
+  };
   for (int64_t quota : execution.plan.quota) mix(quota);
   for (const InstancePlan& instance : execution.plan.instances) {
     mix(instance.expert_idx);
@@ -68,7 +71,8 @@ std::string Fingerprint(const ExecutionPlan& execution) {
     mix(instance.backward_rows);
     for (int64_t rows : instance.forward_rows_by_source) mix(rows);
   }
-  return absl::StrCat("plan ", absl::Hex(hash, absl::kZeroPad16), ", retention rate ", execution.plan.retention_rate);
+  return absl::StrCat("plan ", absl::Hex(hash, absl::kZeroPad16), ", retention rate ",
+                      execution.plan.retention_rate);
 }
 
 class ForwardPass {
@@ -104,8 +108,9 @@ class ForwardPass {
 };
 
 absl::Status ForwardPass::Plan() {
-  Proposal proposal{Operation::kForward, args_.invocation, args_.needs_backward ? "with backward" : "evaluation",
-                    args_.num_tokens, CheckArgs(state_, args_)};
+  Proposal proposal{Operation::kForward, args_.invocation,
+                    args_.needs_backward ? "with backward" : "evaluation", args_.num_tokens,
+                    CheckArgs(state_, args_)};
   LRMOE_ASSIGN_OR_RETURN(const Agreement agreement, state_.Agree(proposal));
   for (int32_t r = 0; r < state_.rank(); ++r) context_.token_offset += agreement.num_tokens[r];
   state_.contexts.DropBefore(args_.invocation);
@@ -127,21 +132,23 @@ absl::Status ForwardPass::Plan() {
   return state_.Agree(proposal).status();
 }
 
-// Memory and routing. The rows, most of what the forward needs, are taken here, so that a plan that does not fit is an
-// error on all ranks and not a failure in the middle.
+// Memory and routing. The rows, most of what the forward needs, are taken here, so that a plan that does not
+// fit is an error on all ranks and not a failure in the middle.
 absl::Status ForwardPass::Admit() {
   const MemoryBytes predicted = state_.Predict(context_.execution, args_.num_tokens);
   context_.report.predicted_bytes = predicted.total();
   int64_t new_replicas = 0;
-  for (const ExpertTransfer& transfer :
-       state_.replicas.Missing(context_.plan(), state_.store->owner(), state_.store->version(args_.invocation.layer)))
-    new_replicas += transfer.to == state_.rank() && state_.store->Find(args_.invocation.layer, transfer.expert_idx) == nullptr;
+  for (const ExpertTransfer& transfer : state_.replicas.Missing(
+           context_.plan(), state_.store->owner(), state_.store->version(args_.invocation.layer)))
+    new_replicas += transfer.to == state_.rank() &&
+                    state_.store->Find(args_.invocation.layer, transfer.expert_idx) == nullptr;
   const int64_t held = state_.ExpertBytes() + state_.arena->bytes_in_use();
   const int64_t wanted = predicted.tokens + predicted.staging + new_replicas * state_.memory[0].replica_bytes;
   if (wanted > state_.options.memory_budget_bytes - held)
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the plan of ", ToString(args_.invocation), " needs ", wanted, " bytes, ", held, " of memory_budget_bytes ",
-                     state_.options.memory_budget_bytes, " are in use (", state_.contexts.size(), " open forwards)"));
+    return absl::ResourceExhaustedError(absl::StrCat("the plan of ", ToString(args_.invocation), " needs ",
+                                                     wanted, " bytes, ", held, " of memory_budget_bytes ",
+                                                     state_.options.memory_budget_bytes, " are in use (",
+                                                     state_.contexts.size(), " open forwards)"));
   bytes_before_ = state_.arena->bytes_in_use();
   state_.arena->MarkPeak();
   Arena& arena = *state_.arena;
@@ -161,7 +168,8 @@ absl::Status ForwardPass::Replicas() {
       state_.replicas.Missing(context_.plan(), state_.store->owner(), context_.version);
   state_.replicas.SetLatest(context_.plan());
   state_.DropUnusedReplicas(layer);
-  LRMOE_RETURN_IF_ERROR(BringWeights(exchange_, *state_.arena, *state_.store, layer, missing, context_.version));
+  LRMOE_RETURN_IF_ERROR(
+      BringWeights(exchange_, *state_.arena, *state_.store, layer, missing, context_.version));
   state_.replicas.SetHeld(context_.plan(), context_.version);
   return absl::OkStatus();
 }
@@ -172,18 +180,19 @@ absl::Status ForwardPass::Dispatch() {
   ForwardContext& c = context_;
   const int32_t num_ranks = state_.num_ranks();
   LRMOE_ASSIGN_OR_RETURN(Buffer index_in, arena.Take(c.route.rows * 4, "dispatch index"));
-  LRMOE_ASSIGN_OR_RETURN(Buffer payload_in, arena.Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer payload_in,
+                         arena.Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
   std::vector<int64_t> payload_rows(num_ranks, 0);
   {
     LRMOE_ASSIGN_OR_RETURN(Buffer token, arena.Take(pairs_ * 4, "dispatch tokens"));
     LRMOE_ASSIGN_OR_RETURN(Buffer pair_row, arena.Take(pairs_ * 4, "dispatch rows"));
     LRMOE_ASSIGN_OR_RETURN(Buffer index_out, arena.Take(pairs_ * 4, "dispatch index"));
-    const Payload payload = PackPayload(c.plan(), c.pair_instance.as<int32_t>(), state_.shape().top_k, num_ranks,
-                                        token.as<int32_t>(), pair_row.as<int32_t>());
+    const Payload payload = PackPayload(c.plan(), c.pair_instance.as<int32_t>(), state_.shape().top_k,
+                                        num_ranks, token.as<int32_t>(), pair_row.as<int32_t>());
     const auto position = c.pair_position.as<int32_t>();
     for (int64_t p = 0; p < pairs_; ++p) index_out.as<int32_t>()[position[p]] = pair_row.as<int32_t>()[p];
-    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch index", index_out.bytes(), c.route.send_rows, index_in.bytes(),
-                                         c.route.recv_rows, 4));
+    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch index", index_out.bytes(), c.route.send_rows,
+                                         index_in.bytes(), c.route.recv_rows, 4));
     LRMOE_ASSIGN_OR_RETURN(Buffer payload_out, arena.Take(pairs_ * state_.row_bytes(), "dispatch payload"));
     state_.device->GatherRows(state_.type(), state_.shape().hidden_size, args_.x.data(),
                               token.as<int32_t>().first(payload.total), payload_out.data());
@@ -191,8 +200,8 @@ absl::Status ForwardPass::Dispatch() {
     for (int32_t s = 0; s < num_ranks; ++s)
       for (int64_t i = 0; i < c.route.recv_rows[s]; ++i)
         payload_rows[s] = std::max<int64_t>(payload_rows[s], index_in.as<int32_t>()[position_in++] + 1);
-    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch", payload_out.bytes(), payload.rows, payload_in.bytes(),
-                                         payload_rows, state_.row_bytes()));
+    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch", payload_out.bytes(), payload.rows,
+                                         payload_in.bytes(), payload_rows, state_.row_bytes()));
   }
   const std::vector<int64_t> base = Offsets(payload_rows);
   LRMOE_ASSIGN_OR_RETURN(Buffer gather, arena.Take(c.route.rows * 4, "dispatch gather"));
@@ -200,12 +209,13 @@ absl::Status ForwardPass::Dispatch() {
     for (int64_t i = 0; i < run.count; ++i)
       gather.as<int32_t>()[run.row + i] =
           static_cast<int32_t>(base[run.source_idx] + index_in.as<int32_t>()[run.position + i]);
-  state_.device->GatherRows(state_.type(), state_.shape().hidden_size, payload_in.data(), gather.as<int32_t>(),
-                            c.x.data());
+  state_.device->GatherRows(state_.type(), state_.shape().hidden_size, payload_in.data(),
+                            gather.as<int32_t>(), c.x.data());
   return absl::OkStatus();
 }
 
-absl::Status ForwardPass::Fc(int64_t n, int64_t k, const Buffer& in, int64_t weight_offset, const Buffer& out) {
+absl::Status ForwardPass::Fc(int64_t n, int64_t k, const Buffer& in, int64_t weight_offset,
+                             const Buffer& out) {
   const int64_t bytes = state_.element_bytes();
   std::vector<kernels::GemmGroup> groups;
   for (const LocalInstance& local : context_.route.local) {
@@ -221,7 +231,8 @@ absl::Status ForwardPass::Compute() {
   Arena& arena = *state_.arena;
   ForwardContext& c = context_;
   const LayerShape& shape = state_.shape();
-  const int64_t rows = c.route.rows, h = shape.hidden_size, f = shape.intermediate_size, width = shape.fc1_width();
+  const int64_t rows = c.route.rows, h = shape.hidden_size, f = shape.intermediate_size,
+                width = shape.fc1_width();
   LRMOE_ASSIGN_OR_RETURN(c.a, arena.Take(rows * width * state_.element_bytes(), "FC1 rows"));
   LRMOE_RETURN_IF_ERROR(Fc(width, h, c.x, 0, c.a));
   if (!args_.needs_backward) c.x.Release();
@@ -247,7 +258,8 @@ absl::Status ForwardPass::Return() {
     LRMOE_ASSIGN_OR_RETURN(norm2_out, arena.Take(c.route.rows * 4, "row norms"));
     LRMOE_ASSIGN_OR_RETURN(y_out, arena.Take(c.route.rows * row_bytes, "return payload"));
     for (const RowRun& run : c.route.runs) {
-      std::memcpy(y_out.data() + run.position * row_bytes, y_.data() + run.row * row_bytes, run.count * row_bytes);
+      std::memcpy(y_out.data() + run.position * row_bytes, y_.data() + run.row * row_bytes,
+                  run.count * row_bytes);
       std::memcpy(norm2_out.data() + run.position * 4, row_norm2_.data() + run.row * 4, run.count * 4);
     }
   }
@@ -259,16 +271,17 @@ absl::Status ForwardPass::Return() {
   y_out.Release();
   if (args_.needs_backward) {
     LRMOE_ASSIGN_OR_RETURN(Buffer by_position, arena.Take(pairs_ * 4, "pair norms"));
-    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", norm2_out.bytes(), c.route.recv_rows, by_position.bytes(),
-                                         c.route.send_rows, 4));
+    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", norm2_out.bytes(), c.route.recv_rows,
+                                         by_position.bytes(), c.route.send_rows, 4));
     LRMOE_ASSIGN_OR_RETURN(c.norm2, arena.Take(pairs_ * 4, "pair norms"));
     LRMOE_ASSIGN_OR_RETURN(c.alpha, arena.Take(pairs_ * 4, "routing weights"));
     const auto position = c.pair_position.as<int32_t>();
     for (int64_t p = 0; p < pairs_; ++p) c.norm2.as<float>()[p] = by_position.as<float>()[position[p]];
     if (pairs_ > 0) std::memcpy(c.alpha.data(), args_.alpha.data(), pairs_ * 4);
   }
-  state_.device->CombineRows(state_.type(), state_.shape().hidden_size, args_.num_tokens, state_.shape().top_k,
-                             c.y_rows.data(), c.pair_position.as<int32_t>().data(), args_.alpha.data(), args_.y.data());
+  state_.device->CombineRows(state_.type(), state_.shape().hidden_size, args_.num_tokens,
+                             state_.shape().top_k, c.y_rows.data(), c.pair_position.as<int32_t>().data(),
+                             args_.alpha.data(), args_.y.data());
   if (c.execution.router_gradient != RouterGradient::kExact) c.y_rows.Release();
   return absl::OkStatus();
 }

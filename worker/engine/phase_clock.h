@@ -1,6 +1,6 @@
-// Time of the phases of one operation. Processor time is that of the engine thread, or of the whole process when the
-// device has threads of its own (the worker's other threads sleep meanwhile); waiting in exchanges, which may poll, is
-// left out.
+// Time of the phases of one operation. Processor time is that of the engine thread, or of the whole process
+// when the device has threads of its own (the worker's other threads sleep meanwhile); waiting in exchanges,
+// which may poll, is left out.
 #pragma once
 
 #include <time.h>

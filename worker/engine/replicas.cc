@@ -10,8 +10,8 @@
 namespace lrmoe::engine {
 namespace {
 
-// Experts between each pair of ranks, laid one after another in the order of the transfers. Units are blocks of
-// parameters, so that a large expert passes through a small staging buffer.
+// Experts between each pair of ranks, laid one after another in the order of the transfers. Units are blocks
+// of parameters, so that a large expert passes through a small staging buffer.
 constexpr int64_t kBlockElements = 4096;
 
 struct Route {
@@ -20,8 +20,8 @@ struct Route {
   int64_t blocks = 0;                            // per expert
 };
 
-Route MakeRoute(std::span<const ExpertTransfer> transfers, int32_t rank, int32_t num_ranks, int64_t parameters,
-                int64_t element_bytes) {
+Route MakeRoute(std::span<const ExpertTransfer> transfers, int32_t rank, int32_t num_ranks,
+                int64_t parameters, int64_t element_bytes) {
   Route route;
   route.blocks = (parameters + kBlockElements - 1) / kBlockElements;
   route.staged.unit_bytes = kBlockElements * element_bytes;
@@ -81,9 +81,10 @@ std::vector<ExpertTransfer> ReplicaDirectory::Missing(const LayerPlan& plan, std
 
 void ReplicaDirectory::SetLatest(const LayerPlan& plan) {
   for (Held& held : layers_[plan.invocation.layer]) {
-    held.latest = std::any_of(plan.instances.begin(), plan.instances.end(), [&](const InstancePlan& instance) {
-      return instance.expert_idx == held.expert_idx && instance.rank_idx == held.rank_idx;
-    });
+    held.latest =
+        std::any_of(plan.instances.begin(), plan.instances.end(), [&](const InstancePlan& instance) {
+          return instance.expert_idx == held.expert_idx && instance.rank_idx == held.rank_idx;
+        });
   }
 }
 
@@ -101,7 +102,8 @@ void ReplicaDirectory::SetHeld(const LayerPlan& plan, ParameterVersion version) 
   }
 }
 
-std::vector<ExpertTransfer> ReplicaDirectory::DropUnused(int32_t layer, std::span<const LayerPlan* const> plans) {
+std::vector<ExpertTransfer> ReplicaDirectory::DropUnused(int32_t layer,
+                                                         std::span<const LayerPlan* const> plans) {
   std::vector<ExpertTransfer> dropped;
   std::erase_if(layers_[layer], [&](const Held& held) {
     if (held.latest) return false;
@@ -125,16 +127,18 @@ absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, 
   const int64_t element_bytes = SizeInBytes(store.model().shape.dtype);
   const Route route = MakeRoute(transfers, exchange.rank(), exchange.num_ranks(), parameters, element_bytes);
   const auto fill = [&](int32_t peer, int64_t first, int64_t count, std::byte* out) {
-    ForEachBlock(route, route.send[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-      std::memcpy(out, store.Find(layer, e)->weights + element * element_bytes, n * element_bytes);
-      out += kBlockElements * element_bytes;
-    });
+    ForEachBlock(
+        route, route.send[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
+          std::memcpy(out, store.Find(layer, e)->weights + element * element_bytes, n * element_bytes);
+          out += kBlockElements * element_bytes;
+        });
   };
   const auto take = [&](int32_t peer, int64_t first, int64_t count, const std::byte* in) {
-    ForEachBlock(route, route.recv[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-      std::memcpy(store.AddReplica(layer, e).weights + element * element_bytes, in, n * element_bytes);
-      in += kBlockElements * element_bytes;
-    });
+    ForEachBlock(
+        route, route.recv[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
+          std::memcpy(store.AddReplica(layer, e).weights + element * element_bytes, in, n * element_bytes);
+          in += kBlockElements * element_bytes;
+        });
   };
   LRMOE_RETURN_IF_ERROR(exchange.Staged("replica weights", route.staged, arena, fill, take));
   for (const ExpertTransfer& transfer : transfers)
@@ -152,20 +156,22 @@ absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, 
       transfers.push_back({instance.expert_idx, instance.rank_idx, store.owner()[instance.expert_idx]});
   const Route route = MakeRoute(transfers, exchange.rank(), exchange.num_ranks(), parameters, sizeof(float));
   const auto fill = [&](int32_t peer, int64_t first, int64_t count, std::byte* out) {
-    ForEachBlock(route, route.send[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-      float* gradient = store.Find(layer, e)->gradient + element;
-      std::memcpy(out, gradient, n * sizeof(float));
-      std::memset(gradient, 0, n * sizeof(float));
-      out += kBlockElements * sizeof(float);
-    });
+    ForEachBlock(route, route.send[peer], parameters, first, count,
+                 [&](int32_t e, int64_t element, int64_t n) {
+                   float* gradient = store.Find(layer, e)->gradient + element;
+                   std::memcpy(out, gradient, n * sizeof(float));
+                   std::memset(gradient, 0, n * sizeof(float));
+                   out += kBlockElements * sizeof(float);
+                 });
   };
-  // Peers are taken by ascending rank within a round and every element of all peers' gradients of one expert lies in
-  // the same order of rounds on every run, so the sum is repeatable.
+  // Peers are taken by ascending rank within a round and every element of all peers' gradients of one expert
+  // lies in the same order of rounds on every run, so the sum is repeatable.
   const auto take = [&](int32_t peer, int64_t first, int64_t count, const std::byte* in) {
-    ForEachBlock(route, route.recv[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-      device.AddInPlace(n, store.Find(layer, e)->gradient + element, reinterpret_cast<const float*>(in));
-      in += kBlockElements * sizeof(float);
-    });
+    ForEachBlock(
+        route, route.recv[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
+          device.AddInPlace(n, store.Find(layer, e)->gradient + element, reinterpret_cast<const float*>(in));
+          in += kBlockElements * sizeof(float);
+        });
   };
   return exchange.Staged("replica gradients", route.staged, arena, fill, take);
 }

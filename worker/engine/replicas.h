@@ -1,5 +1,5 @@
-// Replica weights in, replica gradients out. Every rank sees every plan, so every rank knows which rank holds which
-// version of which replica without asking.
+// Replica weights in, replica gradients out. Every rank sees every plan, so every rank knows which rank holds
+// which version of which replica without asking.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,8 @@ class ReplicaDirectory {
   void SetLatest(const LayerPlan& plan);
   // The plan's replicas are now held at `version`.
   void SetHeld(const LayerPlan& plan, ParameterVersion version);
-  // Forgets and returns the replicas of a layer, as (expert, to), that neither the latest plan nor any of `plans` uses.
+  // Forgets and returns the replicas of a layer, as (expert, to), that neither the latest plan nor any of
+  // `plans` uses.
   std::vector<ExpertTransfer> DropUnused(int32_t layer, std::span<const LayerPlan* const> plans);
   void Clear();
 
@@ -48,12 +49,13 @@ class ReplicaDirectory {
   std::vector<std::vector<Held>> layers_;  // by (expert, rank)
 };
 
-// Collective over the ranks of the transfers. Brings weights from owners to replicas; they have `version` then.
+// Collective over the ranks of the transfers. Brings weights from owners to replicas; they have `version`
+// then.
 absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, int32_t layer,
                           std::span<const ExpertTransfer> transfers, ParameterVersion version);
 
-// Collective. Adds the gradients of the plan's replicas that ran backward rows to their owners', in a fixed order,
-// and zeroes them at the replicas.
+// Collective. Adds the gradients of the plan's replicas that ran backward rows to their owners', in a fixed
+// order, and zeroes them at the replicas.
 absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, kernels::Device& device,
                           const LayerPlan& plan);
 

@@ -12,7 +12,9 @@ template <typename Visit>
 void ForEachExpert(const LayerPlan& plan, Visit visit) {
   for (size_t first = 0; first < plan.instances.size();) {
     size_t last = first;
-    while (last < plan.instances.size() && plan.instances[last].expert_idx == plan.instances[first].expert_idx) ++last;
+    while (last < plan.instances.size() &&
+           plan.instances[last].expert_idx == plan.instances[first].expert_idx)
+      ++last;
     visit(first, last);
     first = last;
   }
@@ -33,7 +35,8 @@ std::vector<int64_t> Moved(std::span<const Move> moves, size_t num_instances, in
 }
 
 // Instances of an expert other than `from` with room, nearest first.
-std::vector<size_t> Nearest(const LayerPlan& plan, size_t first, size_t last, size_t from, std::span<const int32_t> node) {
+std::vector<size_t> Nearest(const LayerPlan& plan, size_t first, size_t last, size_t from,
+                            std::span<const int32_t> node) {
   std::vector<size_t> out;
   for (size_t j = first; j < last; ++j)
     if (j != from) out.push_back(j);
@@ -65,7 +68,8 @@ void MoveOverflow(const LayerPlan& plan, const KeptCounts& kept, size_t from, in
     while (first_kept < kept.at(from, source)) {
       while (room[targets[t]] == 0) ++t;
       const int64_t count = std::min(kept.at(from, source) - first_kept, room[targets[t]]);
-      moves.push_back({static_cast<int32_t>(from), static_cast<int32_t>(targets[t]), source, first_kept, count});
+      moves.push_back(
+          {static_cast<int32_t>(from), static_cast<int32_t>(targets[t]), source, first_kept, count});
       room[targets[t]] -= count;
       first_kept += count;
     }
@@ -94,7 +98,8 @@ std::vector<Move> PlanMoves(const LayerPlan& plan, const KeptCounts& kept, std::
   return moves;
 }
 
-SourceSegments SegmentsFrom(const LayerPlan& plan, const KeptCounts& kept, std::span<const Move> moves, int32_t rank) {
+SourceSegments SegmentsFrom(const LayerPlan& plan, const KeptCounts& kept, std::span<const Move> moves,
+                            int32_t rank) {
   const size_t num_instances = plan.instances.size();
   const std::vector<int64_t> moved = Moved(moves, num_instances, rank);
   std::vector<std::vector<size_t>> moves_to(num_instances), on_rank(plan.ranks.size());
@@ -121,7 +126,8 @@ SourceSegments SegmentsFrom(const LayerPlan& plan, const KeptCounts& kept, std::
   return out;
 }
 
-ExecutorSegments SegmentsAt(const LayerPlan& plan, const KeptCounts& kept, std::span<const Move> moves, int32_t rank) {
+ExecutorSegments SegmentsAt(const LayerPlan& plan, const KeptCounts& kept, std::span<const Move> moves,
+                            int32_t rank) {
   const auto num_sources = static_cast<int32_t>(plan.ranks.size());
   const size_t num_instances = plan.instances.size();
   std::vector<std::vector<size_t>> moves_to(num_instances);
@@ -159,7 +165,8 @@ ExecutorSegments SegmentsAt(const LayerPlan& plan, const KeptCounts& kept, std::
 }
 
 void TargetPairs(const SourceSegments& segments, size_t num_instances, std::span<const int32_t> pair_instance,
-                 std::span<const uint8_t> kept, std::span<int32_t> pair_target, std::span<int32_t> pair_position) {
+                 std::span<const uint8_t> kept, std::span<int32_t> pair_target,
+                 std::span<int32_t> pair_position) {
   // Segments of each forward instance, by kept number; pairs walk through them.
   std::vector<std::vector<size_t>> of_instance(num_instances);
   for (size_t i = 0; i < segments.segments.size(); ++i)

@@ -10,15 +10,16 @@ namespace lrmoe::engine {
 namespace {
 
 absl::Status Unusable(const LayerPlan& plan, absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the plan of ", ToString(plan.invocation), " cannot be executed: ", what));
+  return absl::InternalError(
+      absl::StrCat("the plan of ", ToString(plan.invocation), " cannot be executed: ", what));
 }
 
 absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int32_t> owner) {
   const InstancePlan& instance = plan.instances[i];
   const auto num_ranks = static_cast<int32_t>(plan.ranks.size());
   const auto bad = [&](absl::string_view what) {
-    return Unusable(plan, absl::StrCat("instance ", i, " (expert ", instance.expert_idx, ", rank ", instance.rank_idx,
-                                       "): ", what));
+    return Unusable(plan, absl::StrCat("instance ", i, " (expert ", instance.expert_idx, ", rank ",
+                                       instance.rank_idx, "): ", what));
   };
   if (instance.expert_idx < 0 || instance.expert_idx >= static_cast<int32_t>(owner.size()))
     return bad(absl::StrCat("expert out of range 0..", owner.size() - 1));
@@ -27,8 +28,8 @@ absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int3
   if (instance.owner != (instance.rank_idx == owner[instance.expert_idx]))
     return bad(absl::StrCat("the owner is rank ", owner[instance.expert_idx]));
   if (static_cast<int32_t>(instance.forward_rows_by_source.size()) != num_ranks)
-    return bad(absl::StrCat("forward_rows_by_source has ", instance.forward_rows_by_source.size(), " entries for ",
-                            num_ranks, " ranks"));
+    return bad(absl::StrCat("forward_rows_by_source has ", instance.forward_rows_by_source.size(),
+                            " entries for ", num_ranks, " ranks"));
   int64_t sum = 0;
   for (int64_t rows : instance.forward_rows_by_source) {
     if (rows < 0) return bad(absl::StrCat("negative forward rows ", rows));
@@ -56,7 +57,8 @@ std::vector<int64_t> Offsets(std::span<const int64_t> values) {
 absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank,
                              std::span<const int64_t> counts) {
   if (plan.quota.size() != owner.size())
-    return Unusable(plan, absl::StrCat("quota has ", plan.quota.size(), " entries for ", owner.size(), " experts"));
+    return Unusable(plan,
+                    absl::StrCat("quota has ", plan.quota.size(), " entries for ", owner.size(), " experts"));
   if (rank >= static_cast<int32_t>(plan.ranks.size()))
     return Unusable(plan, absl::StrCat("it covers ", plan.ranks.size(), " ranks, this is rank ", rank));
   std::vector<int64_t> mine(owner.size(), 0), forward(owner.size(), 0), backward(owner.size(), 0);
@@ -72,10 +74,11 @@ absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> own
       return Unusable(plan, absl::StrCat("rank ", rank, " routed ", counts[e], " pairs to expert ", e,
                                          ", the plan counts ", mine[e]));
     if (plan.quota[e] < 0 || plan.quota[e] > forward[e])
-      return Unusable(plan, absl::StrCat("quota of expert ", e, " is ", plan.quota[e], "; allowed: 0..", forward[e]));
+      return Unusable(
+          plan, absl::StrCat("quota of expert ", e, " is ", plan.quota[e], "; allowed: 0..", forward[e]));
     if (backward[e] != plan.quota[e])
-      return Unusable(plan, absl::StrCat("backward rows of expert ", e, " sum to ", backward[e], ", its quota is ",
-                                         plan.quota[e]));
+      return Unusable(plan, absl::StrCat("backward rows of expert ", e, " sum to ", backward[e],
+                                         ", its quota is ", plan.quota[e]));
   }
   return absl::OkStatus();
 }
@@ -135,8 +138,8 @@ ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert
   return route;
 }
 
-Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k, int32_t num_ranks,
-                    std::span<int32_t> token, std::span<int32_t> pair_row) {
+Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
+                    int32_t num_ranks, std::span<int32_t> token, std::span<int32_t> pair_row) {
   Payload payload;
   payload.rows.assign(num_ranks, 0);
   std::vector<int64_t> last_token(num_ranks, -1);

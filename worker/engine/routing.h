@@ -1,11 +1,11 @@
-// Pure: which instance executes each routed pair, and where its row lies on the wire and at the executor. All sizes
-// follow from the plan, so the host knows every shape before anything is exchanged (paper, section 3).
+// Pure: which instance executes each routed pair, and where its row lies on the wire and at the executor. All
+// sizes follow from the plan, so the host knows every shape before anything is exchanged (paper, section 3).
 //
-// A pair p = token * k + slot. Pairs of one source fill an expert's instances in plan order, in (token, slot) order,
-// as many as forward_rows_by_source says. Orders used everywhere:
+// A pair p = token * k + slot. Pairs of one source fill an expert's instances in plan order, in (token, slot)
+// order, as many as forward_rows_by_source says. Orders used everywhere:
 //   send order of a source:      by (executor rank, instance, pair)
-//   receive order at an executor: by (source, instance, pair) - the send orders of all sources, one after another
-//   row order at an executor:     by (instance, source, pair) - each instance's rows are contiguous
+//   receive order at an executor: by (source, instance, pair) - the send orders of all sources, one after
+//   another row order at an executor:     by (instance, source, pair) - each instance's rows are contiguous
 #pragma once
 
 #include <cstdint>
@@ -35,34 +35,35 @@ struct RowRun {
 };
 
 struct ForwardRoute {
-  std::vector<int64_t> send_rows;     // [G] pairs of this source that rank d executes
-  std::vector<int64_t> recv_rows;     // [G] pairs of source s executed here
-  std::vector<LocalInstance> local;   // instances on this rank, in plan order
-  std::vector<RowRun> runs;           // by (local_idx, source_idx)
-  int64_t rows = 0;                   // executed here, sum of recv_rows
+  std::vector<int64_t> send_rows;    // [G] pairs of this source that rank d executes
+  std::vector<int64_t> recv_rows;    // [G] pairs of source s executed here
+  std::vector<LocalInstance> local;  // instances on this rank, in plan order
+  std::vector<RowRun> runs;          // by (local_idx, source_idx)
+  int64_t rows = 0;                  // executed here, sum of recv_rows
 };
 
-// Checks a plan that came from outside against what the engine relies on: shapes, ranges, order of instances, one
-// instance per (expert, rank), the owner's instance first, conservation of forward and backward rows, and
+// Checks a plan that came from outside against what the engine relies on: shapes, ranges, order of instances,
+// one instance per (expert, rank), the owner's instance first, conservation of forward and backward rows, and
 // forward_rows_by_source of this rank equal to its counts. Internal error naming what differs.
 absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank,
                              std::span<const int64_t> counts);
 
-// Routes the pairs of source `rank`. `pair_instance` and `pair_position` (place in send order) are filled, [P] each.
-// The plan must have passed CheckExecutable with these pairs' counts.
+// Routes the pairs of source `rank`. `pair_instance` and `pair_position` (place in send order) are filled,
+// [P] each. The plan must have passed CheckExecutable with these pairs' counts.
 ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank,
                           std::span<int32_t> pair_instance, std::span<int32_t> pair_position);
 
-// A token that goes to a rank for several of its pairs travels once. For pairs with a target instance (or -1: the pair
-// does not travel), lists per destination rank the tokens to send, ascending, and for each pair its row among the
-// rows of its destination.
+// A token that goes to a rank for several of its pairs travels once. For pairs with a target instance (or -1:
+// the pair does not travel), lists per destination rank the tokens to send, ascending, and for each pair its
+// row among the rows of its destination.
 struct Payload {
   std::vector<int64_t> rows;  // [G]
   int64_t total = 0;
 };
-// `token` gets the tokens to gather, by (rank, token), and must have room for every travelling pair; `pair_row` [P].
-Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k, int32_t num_ranks,
-                    std::span<int32_t> token, std::span<int32_t> pair_row);
+// `token` gets the tokens to gather, by (rank, token), and must have room for every travelling pair;
+// `pair_row` [P].
+Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
+                    int32_t num_ranks, std::span<int32_t> token, std::span<int32_t> pair_row);
 
 // Running totals: out[i] = sum of values before i; one longer than values.
 std::vector<int64_t> Offsets(std::span<const int64_t> values);

@@ -35,9 +35,11 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::
   LRMOE_ASSIGN_OR_RETURN(Buffer token_value, state.arena->Take(context.num_tokens * 4, "token scores"));
   const auto value = token_value.as<float>();
   if (selection == Selection::kGradAbs)
-    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(), value.data());
+    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(),
+                            value.data());
   else
-    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(), value.data());
+    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(),
+                           value.data());
   const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
   for (size_t p = 0; p < scores.size(); ++p) {
     const float g = value[p / k];
@@ -46,12 +48,13 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::
   return absl::OkStatus();
 }
 
-absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k, std::span<const float> scores) {
+absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,
+                         std::span<const float> scores) {
   for (size_t p = 0; p < scores.size(); ++p) {
     if (std::isfinite(scores[p])) continue;
     const int32_t expert = context.plan().instances[context.pair_instance.as<int32_t>()[p]].expert_idx;
-    return absl::OutOfRangeError(absl::StrCat("the score of rank ", rank, " token ", p / top_k, " slot ", p % top_k,
-                                              " (expert ", expert, ") is ", scores[p], " in ",
+    return absl::OutOfRangeError(absl::StrCat("the score of rank ", rank, " token ", p / top_k, " slot ",
+                                              p % top_k, " (expert ", expert, ") is ", scores[p], " in ",
                                               ToString(context.plan().invocation)));
   }
   return absl::OkStatus();

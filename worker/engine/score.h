@@ -1,4 +1,5 @@
-// What a pair is worth (paper, equation of R_u; design "Score"): only the source needs to know it, from scalars it has.
+// What a pair is worth (paper, equation of R_u; design "Score"): only the source needs to know it, from
+// scalars it has.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::
                         std::span<float> scores);
 
 // OutOfRange naming rank, token, slot, expert and value of the first score that is NaN or infinite.
-absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k, std::span<const float> scores);
+absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,
+                         std::span<const float> scores);
 
 }  // namespace lrmoe::engine

@@ -11,10 +11,10 @@ namespace {
 
 // Selective experts of one exchange: pairs of expert e from source s, and where the stretches lie.
 struct ScoreLayout {
-  std::vector<int32_t> experts;            // selective, ascending
-  std::vector<int64_t> pairs;              // [experts.size() * G] pairs of (expert, source)
-  std::vector<int64_t> send_rows, recv_rows;        // [G] scores to each owner, from each source
-  std::vector<int64_t> verdicts_out, verdicts_in;   // [G] verdicts this owner sends, this source gets
+  std::vector<int32_t> experts;                    // selective, ascending
+  std::vector<int64_t> pairs;                      // [experts.size() * G] pairs of (expert, source)
+  std::vector<int64_t> send_rows, recv_rows;       // [G] scores to each owner, from each source
+  std::vector<int64_t> verdicts_out, verdicts_in;  // [G] verdicts this owner sends, this source gets
 };
 
 ScoreLayout LayOut(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank) {
@@ -31,7 +31,8 @@ ScoreLayout LayOut(const LayerPlan& plan, std::span<const int32_t> owner, int32_
   for (const InstancePlan& instance : plan.instances) {
     if (index[instance.expert_idx] < 0) continue;
     for (int32_t s = 0; s < num_ranks; ++s)
-      layout.pairs[static_cast<size_t>(index[instance.expert_idx]) * num_ranks + s] += instance.forward_rows_by_source[s];
+      layout.pairs[static_cast<size_t>(index[instance.expert_idx]) * num_ranks + s] +=
+          instance.forward_rows_by_source[s];
   }
   layout.send_rows.assign(num_ranks, 0);
   layout.recv_rows.assign(num_ranks, 0);
@@ -51,7 +52,8 @@ ScoreLayout LayOut(const LayerPlan& plan, std::span<const int32_t> owner, int32_
   return layout;
 }
 
-// Owner: merges the sources' scores of each of its experts, selects, and lays the verdicts out by (source, expert).
+// Owner: merges the sources' scores of each of its experts, selects, and lays the verdicts out by (source,
+// expert).
 std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32_t> owner, int32_t rank,
                                 std::span<const int64_t> quota, std::span<const float> received) {
   const size_t num_ranks = layout.recv_rows.size();
@@ -71,7 +73,8 @@ std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32
     const std::span<const int64_t> counts = std::span(layout.pairs).subspan(j * num_ranks, num_ranks);
     merged.clear();
     for (size_t s = 0; s < num_ranks; ++s) {
-      merged.insert(merged.end(), received.begin() + next_score[s], received.begin() + next_score[s] + counts[s]);
+      merged.insert(merged.end(), received.begin() + next_score[s],
+                    received.begin() + next_score[s] + counts[s]);
       next_score[s] += counts[s];
     }
     const std::vector<Verdict> verdicts = SelectExpert(merged, counts, quota[e]);
@@ -83,7 +86,8 @@ std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32
 
 }  // namespace
 
-std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts, int64_t quota) {
+std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
+                                  int64_t quota) {
   const kernels::TopK top = kernels::SelectTopK(scores, quota);
   std::vector<Verdict> verdicts(counts.size());
   int64_t ties = top.ties;
@@ -151,13 +155,15 @@ absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<co
   for (int64_t rows : layout.recv_rows) received_total += rows;
   std::vector<float> received(received_total);
   LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", std::as_bytes(std::span(scores)), layout.send_rows,
-                                      std::as_writable_bytes(std::span(received)), layout.recv_rows, sizeof(float)));
+                                      std::as_writable_bytes(std::span(received)), layout.recv_rows,
+                                      sizeof(float)));
   const std::vector<Verdict> out = JudgeOwned(layout, owner, exchange.rank(), plan.quota, received);
   int64_t verdict_total = 0;
   for (int64_t rows : layout.verdicts_in) verdict_total += rows;
   std::vector<Verdict> in(verdict_total);
-  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward thresholds", std::as_bytes(std::span(out)), layout.verdicts_out,
-                                      std::as_writable_bytes(std::span(in)), layout.verdicts_in, sizeof(Verdict)));
+  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward thresholds", std::as_bytes(std::span(out)),
+                                      layout.verdicts_out, std::as_writable_bytes(std::span(in)),
+                                      layout.verdicts_in, sizeof(Verdict)));
 
   std::vector<uint8_t> marks(total);
   size_t next_verdict = 0;

@@ -1,6 +1,7 @@
-// Exact global selection of the pairs whose backward runs (paper, equation of R_u and Algorithm 1, lines 15-17).
-// Exactly K_e pairs of expert e survive over all sources and instances: the K_e largest scores, ties to the lowest
-// (source, token, slot). Scalars travel, rows never do; the outcome does not depend on ranks or placement.
+// Exact global selection of the pairs whose backward runs (paper, equation of R_u and Algorithm 1, lines
+// 15-17). Exactly K_e pairs of expert e survive over all sources and instances: the K_e largest scores, ties
+// to the lowest (source, token, slot). Scalars travel, rows never do; the outcome does not depend on ranks or
+// placement.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,10 @@ struct Verdict {
   int32_t ties = 0;
 };
 
-// Owner's part. `scores` of one expert's pairs: all sources one after another, counts[s] of source s, each in (token,
-// slot) order. Returns one verdict per source. 0 <= quota <= scores.size().
-std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts, int64_t quota);
+// Owner's part. `scores` of one expert's pairs: all sources one after another, counts[s] of source s, each in
+// (token, slot) order. Returns one verdict per source. 0 <= quota <= scores.size().
+std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
+                                  int64_t quota);
 
 // Source's part: kept[i] = 1 for the scores its verdict keeps, 0 otherwise.
 void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<uint8_t> kept);
@@ -29,8 +31,8 @@ void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<u
 // True when expert e keeps some of its pairs but not all: only then is anything scored or exchanged for it.
 std::vector<bool> SelectiveExperts(const LayerPlan& plan);
 
-// Collective. `pair_expert` and `pair_score` [P] of this source in (token, slot) order (scores of other experts than
-// the selective ones are ignored); fills `kept` [P].
+// Collective. `pair_expert` and `pair_score` [P] of this source in (token, slot) order (scores of other
+// experts than the selective ones are ignored); fills `kept` [P].
 absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<const int32_t> owner,
                          std::span<const int32_t> pair_expert, std::span<const float> pair_score,
                          std::span<uint8_t> kept);
