@@ -1,34 +1,87 @@
 #include "common/memory_model.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace lrmoe {
 namespace {
 
+// Sums of up to seven saturated products stay below the largest int64_t.
+constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max() / 8;
+
 int64_t SaturatingMul(int64_t a, int64_t b) {
   int64_t out;
-  return __builtin_mul_overflow(a, b, &out) ? std::numeric_limits<int64_t>::max() / 8 : out;
+  return __builtin_mul_overflow(a, b, &out) ? kSaturated : std::min(out, kSaturated);
+}
+
+int64_t StageBytes(const MemoryCoefficients& c, int stage, const RankWork& work) {
+  const MemoryStage& s = c.stages[stage];
+  int64_t bytes = SaturatingMul(work.source_pairs, s.source_pair) +
+                  SaturatingMul(work.forward_rows, s.forward_row) + SaturatingMul(work.kept_rows, s.kept_row);
+  if (stage == c.compaction_stage) {
+    bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.moved_rows, c.staged_moved_row_bytes));
+    bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.kept_rows, c.staged_moved_row_bytes));
+  }
+  return bytes;
+}
+
+// Largest n for which `fixed` plus n * forward_per_row forward and n * kept_per_row kept rows fits in every
+// stage.
+int64_t MostRows(const MemoryCoefficients& c, const RankWork& fixed, int64_t available,
+                 double forward_per_row, double kept_per_row) {
+  available -= SaturatingMul(fixed.owned_experts, c.owned_expert_bytes);
+  available -= SaturatingMul(fixed.replicas, c.replica_bytes);
+  double rows = 0x1.0p62;
+  for (int stage = 0; stage < MemoryCoefficients::kNumStages; ++stage) {
+    const double left = static_cast<double>(available - StageBytes(c, stage, fixed));
+    if (left < 0) return 0;
+    const double bytes = forward_per_row * static_cast<double>(c.stages[stage].forward_row) +
+                         kept_per_row * static_cast<double>(c.stages[stage].kept_row);
+    if (bytes <= 0) continue;
+    double most = left / bytes;
+    if (stage == c.compaction_stage) {  // received moved rows: n times a row, at most the staging buffer
+      const double staged = kept_per_row * static_cast<double>(c.staged_moved_row_bytes);
+      most = std::max(left / (bytes + staged), (left - static_cast<double>(kExchangeStagingBytes)) / bytes);
+    }
+    rows = std::min(rows, most);
+  }
+  return static_cast<int64_t>(rows);
 }
 
 }  // namespace
 
 MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) {
-  const int64_t h = options.hidden_size;
-  const int64_t f = options.intermediate_size;
-  const int64_t a = f * (options.gated ? 2 : 1);
-  const int64_t parameters = (a + f) * h;
   const int64_t w = options.weight_bytes;
-  constexpr int64_t kScalar = 4;
+  const int64_t h = options.hidden_size * w;
+  const int64_t f = options.intermediate_size * w;
+  const int64_t a = f * (options.gated ? 2 : 1);
+  const int64_t saved_a = options.recompute_activation ? 0 : a;
+  const int64_t y = options.exact_router_gradient ? h : 0;
+  const int64_t parameters = (a + f) / w * options.hidden_size;
 
   MemoryCoefficients out;
   out.owned_expert_bytes = parameters * (w + options.gradient_bytes);
   out.replica_bytes = parameters * (w + options.gradient_bytes);
-  out.forward_row_bytes = (h + (options.recompute_activation ? 0 : a) + f) * w + kScalar;
-  out.source_pair_bytes = 4 * kScalar + (options.exact_router_gradient ? h * w : 0);
-  out.kept_row_bytes = (3 * h + 2 * a + 2 * f) * w + 2 * kScalar;
-  out.staged_source_pair_bytes = h * w;
-  out.staged_forward_row_bytes = h * w;
-  out.staged_moved_row_bytes = out.forward_row_bytes;
+  out.forward_row_bytes = h + saved_a;
+  out.source_pair_bytes = 16 + y;
+  out.staged_moved_row_bytes = h + saved_a;
+  // Numbers without a width are index and scalar arrays: 4 bytes each, 1 for the kept marks.
+  out.stages = {{
+      {20 + h, 2 * h + 4, 0},                   // dispatch: payloads out and in, x
+      {8, 2 * h + 8, 0},                        // dispatch: payload in, x
+      {8, h + a + f + 4, 0},                    // activation: x, a, phi
+      {8, h + saved_a + f + h + 4, 0},          // FC2: x, a, phi, y
+      {8 + h, h + saved_a + h + 4, 0},          // return: x, a, y; y at the source
+      {20 + h, h + saved_a + 4, 0},             // combine
+      {20 + y, h + saved_a, 0},                 // router gradient, scores
+      {42, h + saved_a + 5, 16},                // row descriptions
+      {29, h + saved_a + 4, h + saved_a + 12},  // compaction: saved and compact rows
+      {29 + h, 0, 2 * h + saved_a + 8},         // gradient dispatch: payloads, x, a
+      {29, 0, 3 * h + 2 * a + f + 12},          // GEMMs: payload, g, x, a, dphi, da
+      {37 + h, 0, h + 12},                      // gradient return: payloads
+  }};
+  out.compaction_stage = 8;
+  out.kept_row_bytes = out.stages[10].kept_row;
   return out;
 }
 
@@ -37,12 +90,25 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
   out.experts = SaturatingMul(work.owned_experts, c.owned_expert_bytes);
   out.replicas = SaturatingMul(work.replicas, c.replica_bytes);
   out.tokens = SaturatingMul(work.forward_rows, c.forward_row_bytes) +
-               SaturatingMul(work.source_pairs, c.source_pair_bytes) +
-               SaturatingMul(work.kept_rows, c.kept_row_bytes);
-  out.staging = SaturatingMul(work.source_pairs, c.staged_source_pair_bytes) +
-                SaturatingMul(work.forward_rows, c.staged_forward_row_bytes) +
-                SaturatingMul(work.moved_rows, c.staged_moved_row_bytes);
+               SaturatingMul(work.source_pairs, c.source_pair_bytes);
+  int64_t largest = 0;
+  for (int stage = 0; stage < MemoryCoefficients::kNumStages; ++stage)
+    largest = std::max(largest, StageBytes(c, stage, work));
+  out.staging = std::max<int64_t>(0, largest - out.tokens);
   return out;
+}
+
+int64_t MaxForwardRows(const MemoryCoefficients& c, const RankWork& work, double rate,
+                       int64_t available_bytes) {
+  RankWork fixed = work;
+  fixed.forward_rows = fixed.kept_rows = 0;
+  return MostRows(c, fixed, available_bytes, 1, rate);
+}
+
+int64_t MaxKeptRows(const MemoryCoefficients& c, const RankWork& work, int64_t available_bytes) {
+  RankWork fixed = work;
+  fixed.kept_rows = 0;
+  return MostRows(c, fixed, available_bytes, 0, 1);
 }
 
 }  // namespace lrmoe

@@ -1,26 +1,46 @@
 // Predicted bytes per rank and layer. The one source of truth: the planner admits plans with it, the engine
-// sizes its buffers by it, the simulator reproduces the paper's Figure 7 with it. (design: experts owned x
-// (weights + gradient) + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x
-// backward bytes + staging)
+// takes its buffers by it, the simulator reproduces the paper's Figure 7 with it. (design: experts owned x
+// (weights + gradient)
+// + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x backward bytes + staging)
+//
+// Buffers of a layer invocation come and go, so what must fit is the largest of its stages, not their sum.
+// The stages are those of worker/engine/{forward,backward,compact,compact_compute}.cc; a test holds the two
+// together.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace lrmoe {
+
+// Bytes in tensor buffers at one moment of an invocation, per unit of the rank's work.
+struct MemoryStage {
+  int64_t source_pair = 0;
+  int64_t forward_row = 0;
+  int64_t kept_row = 0;
+  bool operator==(const MemoryStage&) const = default;
+};
 
 // What one row, one pair and one expert cost. Derived once from the layer shape and the policy.
 struct MemoryCoefficients {
   int64_t owned_expert_bytes = 0;  // weights in the compute type + fp32 gradient
   int64_t replica_bytes = 0;       // weights in the compute type + fp32 gradient
-  int64_t forward_row_bytes = 0;  // executor, saved per routed pair: x, a (unless recomputed), phi, ||phi||^2
+  // Saved between forward and backward.
+  int64_t forward_row_bytes = 0;  // executor, per routed pair: x, a (unless recomputed)
   int64_t source_pair_bytes =
-      0;  // source, saved per routed pair: id, alpha, norm, position (+ y_u row if exact)
-  int64_t kept_row_bytes = 0;  // executor, backward per kept pair: compacted g, x, a, phi, dphi, da, dx
-  int64_t staged_source_pair_bytes = 0;  // source, exchange buffers per routed pair
-  int64_t staged_forward_row_bytes = 0;  // executor, exchange buffers per routed pair it executes
-  int64_t staged_moved_row_bytes =
-      0;  // executor, saved state packed for a kept pair that another instance executes
+      0;  // source, per routed pair: instance, position, alpha, norm (+ y_u row if exact)
+  // Largest use of the backward pass per kept pair at its executor: g, x, a, dphi, da, payload.
+  int64_t kept_row_bytes = 0;
+  // Saved state of a kept pair that another instance executes, on the wire.
+  int64_t staged_moved_row_bytes = 0;
+
+  static constexpr int kNumStages = 12;
+  std::array<MemoryStage, kNumStages> stages;  // saved bytes included
+  int compaction_stage = 0;                    // the one in which moved rows are staged as well
 };
+
+// Rows and parameters beyond this, per direction, travel in rounds through a buffer of at most this size.
+inline constexpr int64_t kExchangeStagingBytes = int64_t{2} << 20;
 
 struct MemoryModelOptions {
   int32_t hidden_size = 2048;
@@ -47,13 +67,20 @@ struct RankWork {
 struct MemoryBytes {
   int64_t experts = 0;
   int64_t replicas = 0;
-  int64_t tokens = 0;
-  int64_t staging = 0;
+  int64_t tokens = 0;   // saved between forward and backward
+  int64_t staging = 0;  // the largest stage beyond that
   int64_t total() const { return experts + replicas + tokens + staging; }
   bool operator==(const MemoryBytes&) const = default;
 };
 
 // Saturates instead of overflowing: counts up to 2^40 rows are legal.
 MemoryBytes PredictMemory(const MemoryCoefficients& coefficients, const RankWork& work);
+
+// The most forward rows, `rate` of them kept, with which the rest of `work` fits `available_bytes`; 0 when
+// nothing does.
+int64_t MaxForwardRows(const MemoryCoefficients& coefficients, const RankWork& work, double rate,
+                       int64_t available_bytes);
+// The most kept rows with which the rest of `work` fits; 0 when nothing does.
+int64_t MaxKeptRows(const MemoryCoefficients& coefficients, const RankWork& work, int64_t available_bytes);
 
 }  // namespace lrmoe

@@ -83,8 +83,6 @@ class Loop {
     limits.target_level = work_.TargetLevel(work_.total, problem_.policy.balance_tolerance);
     if (!memory_limited_) return limits;
     const MemoryCoefficients& c = work_.memory;
-    const double row_bytes = static_cast<double>(c.forward_row_bytes + c.staged_forward_row_bytes) +
-                             rate * static_cast<double>(c.kept_row_bytes);
     limits.replica_rows.resize(work_.num_ranks);
     for (int32_t g = 0; g < work_.num_ranks; ++g) {
       const int64_t available = problem_.cluster.ranks[g].memory_bytes;
@@ -92,10 +90,9 @@ class Loop {
       RankWork fixed;
       fixed.owned_experts = work_.num_owned[g];
       fixed.source_pairs = work_.source_pairs[g];
-      const int64_t left = available - PredictMemory(c, fixed).total();
-      limits.capacity.limit[g] = left <= 0 ? 0 : static_cast<int64_t>(static_cast<double>(left) / row_bytes);
-      limits.replica_rows[g] =
-          static_cast<int64_t>(std::ceil(static_cast<double>(c.replica_bytes) / row_bytes));
+      limits.capacity.limit[g] = MaxForwardRows(c, fixed, rate, available);
+      fixed.replicas = 1;
+      limits.replica_rows[g] = limits.capacity.limit[g] - MaxForwardRows(c, fixed, rate, available);
     }
     return limits;
   }
@@ -113,8 +110,7 @@ class Loop {
       ranks[g].owned_experts = work_.num_owned[g];
       ranks[g].replicas = placed.rows.replicas[g];
       ranks[g].source_pairs = work_.source_pairs[g];
-      out.limit[g] = std::max<int64_t>(0, available - PredictMemory(work_.memory, ranks[g]).total()) /
-                     std::max<int64_t>(1, work_.memory.kept_row_bytes);
+      out.limit[g] = MaxKeptRows(work_.memory, ranks[g], available);
     }
     return out;
   }

@@ -183,11 +183,11 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
   CompactPass compact(state_, exchange_, context_, route_);
   absl::Status refused;
   const auto body = [&]() -> absl::Status {
+    LRMOE_RETURN_IF_ERROR(ExactRouterGradient());  // first: it frees the saved y rows
+    clock_.Lap(phases().compute_ms);
     LRMOE_RETURN_IF_ERROR(Score(refused));
     clock_.Lap(phases().score_ms);
     if (!refused.ok()) return absl::OkStatus();
-    LRMOE_RETURN_IF_ERROR(ExactRouterGradient());
-    clock_.Lap(phases().compute_ms);
     LRMOE_RETURN_IF_ERROR(Select());
     clock_.Lap(phases().select_ms);
     LRMOE_RETURN_IF_ERROR(Route());

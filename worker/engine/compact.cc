@@ -179,6 +179,7 @@ absl::Status CompactPass::CompactSaved() {
   if (AllStay()) {
     x_ = std::move(context_.x);
     a_ = std::move(context_.a);
+    LRMOE_RETURN_IF_ERROR(MoveRows());  // none of this rank's, but other ranks may exchange some
   } else {
     Arena& arena = *state_.arena;
     const LayerShape& shape = state_.shape();

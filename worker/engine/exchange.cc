@@ -63,9 +63,10 @@ absl::Status Exchange::Max(absl::string_view operation, std::span<int64_t> value
 absl::Status Exchange::Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,
                               const FillUnits& fill, const TakeUnits& take) {
   if (transfer.max_units == 0) return absl::OkStatus();
-  const int64_t chunk = std::min(
-      transfer.max_units,
-      std::max<int64_t>(1, kStagingBytes / (transfer.unit_bytes * std::max<int64_t>(1, transfer.max_peers))));
+  const int64_t chunk =
+      std::min(transfer.max_units,
+               std::max<int64_t>(1, kExchangeStagingBytes /
+                                        (transfer.unit_bytes * std::max<int64_t>(1, transfer.max_peers))));
   const auto in_chunk = [&](int64_t units, int64_t first) {
     return std::clamp<int64_t>(units - first, 0, chunk);
   };

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
+#include "common/memory_model.h"
 #include "worker/engine/buffers.h"
 #include "worker/engine/phase_clock.h"
 #include "worker/transport/transport.h"
@@ -45,7 +46,7 @@ class Exchange {
                          std::span<std::byte> recv);
   absl::Status Max(absl::string_view operation, std::span<int64_t> values);
 
-  // Stages at most about staging_bytes(sending plus receiving) in `arena`. Nothing happens when max_units is
+  // Stages at most kExchangeStagingBytes (or one unit per peer) in `arena`, each for sending and receiving. Nothing happens when max_units is
   // 0.
   absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,
                       const FillUnits& fill, const TakeUnits& take);

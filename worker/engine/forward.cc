@@ -1,5 +1,6 @@
 // The complete forward pass: plan, weights, dispatch, FC1, activation, FC2, return, combine (paper, section
 // 3; design "Forward"). Nothing is ever dropped here.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -92,6 +93,7 @@ class ForwardPass {
   absl::Status Replicas();
   absl::Status Dispatch();
   absl::Status Compute();
+  absl::Status SortByReceiver();
   absl::Status Return();
   InvocationReport::Phases& phases() { return context_.report.forward; }
   absl::Status Fc(int64_t n, int64_t k, const Buffer& in, int64_t weight_offset, const Buffer& out);
@@ -245,33 +247,47 @@ absl::Status ForwardPass::Compute() {
   return Fc(h, f, phi, state_.store->w2_offset(), y_);
 }
 
+// Row order to receive order, in place: a second copy of y would be the forward's largest use of memory.
+absl::Status ForwardPass::SortByReceiver() {
+  if (state_.num_ranks() == 1) return absl::OkStatus();  // the same order
+  Arena& arena = *state_.arena;
+  const int64_t row_bytes = state_.row_bytes();
+  LRMOE_ASSIGN_OR_RETURN(Buffer target, arena.Take(context_.route.rows * 4, "return order"));
+  const auto to = target.as<int32_t>();
+  for (const RowRun& run : context_.route.runs)
+    for (int64_t i = 0; i < run.count; ++i) to[run.row + i] = static_cast<int32_t>(run.position + i);
+  const auto norm2 = row_norm2_.as<float>();
+  std::vector<std::byte> held(row_bytes);
+  for (int64_t start = 0; start < context_.route.rows; ++start) {
+    // Follows the cycle through `start`: the held row goes to its place, what was there is held next.
+    if (to[start] == start) continue;
+    std::memcpy(held.data(), y_.data() + start * row_bytes, row_bytes);
+    float held_norm2 = norm2[start];
+    int64_t at = start;
+    do {
+      const int64_t next = to[at];
+      std::swap_ranges(held.begin(), held.end(), y_.data() + next * row_bytes);
+      std::swap(held_norm2, norm2[next]);
+      to[at] = static_cast<int32_t>(at);
+      at = next;
+    } while (at != start);
+  }
+  return absl::OkStatus();
+}
+
 // y rows and ||phi||^2 back to their sources, and the weighted sum there in slot order.
 absl::Status ForwardPass::Return() {
   Arena& arena = *state_.arena;
   ForwardContext& c = context_;
   const int64_t row_bytes = state_.row_bytes();
-  Buffer y_out, norm2_out;
-  if (state_.num_ranks() == 1) {  // row order is receive order
-    y_out = std::move(y_);
-    norm2_out = std::move(row_norm2_);
-  } else {
-    LRMOE_ASSIGN_OR_RETURN(norm2_out, arena.Take(c.route.rows * 4, "row norms"));
-    LRMOE_ASSIGN_OR_RETURN(y_out, arena.Take(c.route.rows * row_bytes, "return payload"));
-    for (const RowRun& run : c.route.runs) {
-      std::memcpy(y_out.data() + run.position * row_bytes, y_.data() + run.row * row_bytes,
-                  run.count * row_bytes);
-      std::memcpy(norm2_out.data() + run.position * 4, row_norm2_.data() + run.row * 4, run.count * 4);
-    }
-  }
-  y_.Release();
-  row_norm2_.Release();
+  LRMOE_RETURN_IF_ERROR(SortByReceiver());
   LRMOE_ASSIGN_OR_RETURN(c.y_rows, arena.Take(pairs_ * row_bytes, "returned rows"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward return", y_out.bytes(), c.route.recv_rows, c.y_rows.bytes(),
+  LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward return", y_.bytes(), c.route.recv_rows, c.y_rows.bytes(),
                                        c.route.send_rows, row_bytes));
-  y_out.Release();
+  y_.Release();
   if (args_.needs_backward) {
     LRMOE_ASSIGN_OR_RETURN(Buffer by_position, arena.Take(pairs_ * 4, "pair norms"));
-    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", norm2_out.bytes(), c.route.recv_rows,
+    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", row_norm2_.bytes(), c.route.recv_rows,
                                          by_position.bytes(), c.route.send_rows, 4));
     LRMOE_ASSIGN_OR_RETURN(c.norm2, arena.Take(pairs_ * 4, "pair norms"));
     LRMOE_ASSIGN_OR_RETURN(c.alpha, arena.Take(pairs_ * 4, "routing weights"));
