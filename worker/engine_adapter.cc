@@ -1,0 +1,84 @@
+#include "worker/engine_adapter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace lrmoe {
+namespace {
+
+class EngineAdapter final : public worker::EnginePort {
+ public:
+  explicit EngineAdapter(std::unique_ptr<engine::Engine> engine) : engine_(std::move(engine)) {}
+
+  absl::StatusOr<engine::ForwardResult> Forward(const engine::ForwardArgs& args) override {
+    return engine_->Forward(args);
+  }
+  absl::StatusOr<engine::BackwardResult> Backward(const engine::BackwardArgs& args) override {
+    return engine_->Backward(args);
+  }
+  absl::Status Discard(const Invocation& invocation) override { return engine_->Discard(invocation); }
+  absl::Status LoadExpert(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
+                          std::span<const std::byte> w2) override {
+    return engine_->LoadExpert(layer, expert_idx, type, w1, w2);
+  }
+  absl::Status FinishLoad(int32_t layer) override { return engine_->FinishLoad(layer); }
+  absl::Status OptimizerStep(const engine::AdamWStep& step) override { return engine_->OptimizerStep(step); }
+  absl::StatusOr<double> SquaredGradientNorm() override { return engine_->SquaredGradientNorm(); }
+  absl::Status ZeroGradients() override { return engine_->ZeroGradients(); }
+  absl::Status SaveCheckpoint(const std::string& directory, int64_t step) override {
+    return engine_->SaveCheckpoint(directory, step);
+  }
+  absl::StatusOr<int64_t> LoadCheckpoint(const std::string& directory, int64_t step) override {
+    return engine_->LoadCheckpoint(directory, step);
+  }
+  absl::Status Refuse(engine::Operation operation, const Invocation& invocation,
+                      const absl::Status& reason) override {
+    return engine_->Refuse(operation, invocation, reason);
+  }
+  absl::Status Finish() override { return engine_->Finish(); }
+
+  absl::Status ExportExpert(int32_t layer, int32_t expert_idx, worker::ExpertContent content,
+                            std::span<float> w1, std::span<float> w2) override {
+    engine::ExpertStore& store = engine_->store();
+    const std::vector<int32_t>& owned = store.owned();
+    if (!std::binary_search(owned.begin(), owned.end(), expert_idx)) {
+      return absl::NotFoundError(
+          absl::StrCat("expert ", expert_idx, " of layer ", layer, " is not owned by this rank"));
+    }
+    const float* source = nullptr;
+    if (content == worker::ExpertContent::kGradient) {
+      source = store.Find(layer, expert_idx)->gradient;
+    } else if (store.version(layer) == ParameterVersion{0}) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("layer ", layer, " has no weights yet; load them first"));
+    } else {
+      source = store.State(layer, expert_idx).master.data();
+    }
+    LRMOE_CHECK_EQ(static_cast<int64_t>(w1.size()), store.w2_offset());
+    LRMOE_CHECK_EQ(static_cast<int64_t>(w1.size() + w2.size()), store.parameters());
+    std::copy_n(source, w1.size(), w1.begin());
+    std::copy_n(source + store.w2_offset(), w2.size(), w2.begin());
+    return absl::OkStatus();
+  }
+  ParameterVersion version(int32_t layer) override { return engine_->store().version(layer); }
+  int64_t optimizer_step() override { return engine_->store().optimizer_step(); }
+  const std::vector<int32_t>& owned() override { return engine_->store().owned(); }
+
+ private:
+  const std::unique_ptr<engine::Engine> engine_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<worker::EnginePort>> CreateEngine(const engine::EngineOptions& options,
+                                                                 transport::Transport* transport,
+                                                                 engine::PlanProvider* plans) {
+  LRMOE_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(options, transport, plans));
+  return std::make_unique<EngineAdapter>(std::move(engine));
+}
+
+}  // namespace lrmoe

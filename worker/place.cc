@@ -1,0 +1,93 @@
+#include "worker/place.h"
+
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "worker/transport/inproc.h"
+
+namespace lrmoe {
+namespace {
+
+// What rank 0 tells the others. Plain bytes: all ranks run the same program.
+struct Shared {
+  char job[40] = {};
+  char master_addr[256] = {};
+  int32_t master_port = 0;
+};
+
+std::string HostName() {
+  char name[256] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0') return "localhost";
+  return name;
+}
+
+std::string RandomName() {
+  char bytes[8];
+  LRMOE_CHECK_EQ(getrandom(bytes, sizeof(bytes), 0), static_cast<ssize_t>(sizeof(bytes)));
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
+
+// A TCP port that nobody uses now. Rank 0's training process listens on it later, as with torchrun.
+absl::StatusOr<int32_t> FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t size = sizeof(address);
+  const bool found = fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (!found) return absl::UnavailableError(absl::StrCat("no free TCP port: ", std::strerror(error)));
+  return ntohs(address.sin_port);
+}
+
+}  // namespace
+
+bool IsLaunchedByMpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (std::getenv(name) != nullptr) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
+  Place place;
+  place.node = HostName();
+  const bool mpi = settings.transport == "mpi" || (settings.transport == "auto" && IsLaunchedByMpi());
+  if (mpi) {
+    LRMOE_ASSIGN_OR_RETURN(place.runtime, transport::StartMpi());
+    place.rank = place.runtime->place();
+    LRMOE_ASSIGN_OR_RETURN(place.transport, place.runtime->CreateTransport());
+  } else {
+    place.transport = std::move(transport::CreateInprocGroup(1)[0]);
+  }
+  Shared shared;
+  if (place.rank.rank == 0) {
+    const bool one_host = place.rank.local_size == place.rank.size;
+    RandomName().copy(shared.job, sizeof(shared.job) - 1);
+    (one_host ? std::string("127.0.0.1") : place.node)
+        .copy(shared.master_addr, sizeof(shared.master_addr) - 1);
+    LRMOE_ASSIGN_OR_RETURN(shared.master_port, FreePort());
+  }
+  const transport::Call call{"start", {}, After(settings.collective_timeout)};
+  LRMOE_RETURN_IF_ERROR(place.transport->Broadcast(call, 0, std::as_writable_bytes(std::span(&shared, 1))));
+  place.job = shared.job;
+  place.master_addr = shared.master_addr;
+  place.master_port = shared.master_port;
+  return place;
+}
+
+}  // namespace lrmoe

@@ -1,0 +1,89 @@
+#include "worker/rpc/engine_thread.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace lrmoe::worker {
+
+EngineThread::EngineThread(std::function<void(const absl::Status&)> on_dead)
+    : on_dead_(std::move(on_dead)), thread_([this] { Run(); }) {}
+
+EngineThread::~EngineThread() {
+  Stop();
+}
+
+absl::Status EngineThread::Post(Job job) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return absl::UnavailableError("the worker is ending");
+    if (jobs_.size() >= kMaxQueuedJobs) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(jobs_.size(), " requests wait for the engine, allowed are ", kMaxQueuedJobs));
+    }
+    jobs_.push_back(std::move(job));
+  }
+  wake_.notify_one();
+  return absl::OkStatus();
+}
+
+void EngineThread::EndEpoch(absl::string_view reason) {
+  std::lock_guard lock(mutex_);
+  if (ended_.ok()) ended_ = absl::UnavailableError(reason);
+}
+
+void EngineThread::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void EngineThread::Run() {
+  EngineSlot slot;
+  while (true) {
+    Job job;
+    absl::Status ended;
+    {
+      std::unique_lock lock(mutex_);
+      // Without a deadline: Stop() is the only way out, and every owner calls it.
+      wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      ended = ended_;
+    }
+    const absl::Status death = RunJob(job, ended, slot);
+    if (!death.ok()) on_dead_(death);
+  }
+}
+
+// Returns the error that ended the epoch, when this job brought it about.
+absl::Status EngineThread::RunJob(Job& job, const absl::Status& ended, EngineSlot& slot) {
+  if (!ended.ok()) {
+    job.done(ended);
+    return absl::OkStatus();
+  }
+  absl::Status status = job.run(slot);
+  if (!absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status)) {
+    job.done(status);
+    return absl::OkStatus();
+  }
+  absl::Status death = status;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_.ok()) {
+      ended_ = absl::UnavailableError(status.message());
+    } else {
+      // Somebody else ended it and the engine was torn out of this job: the cause says more than the symptom.
+      status = ended_;
+      death = absl::OkStatus();
+    }
+  }
+  job.done(status);
+  return death;
+}
+
+}  // namespace lrmoe::worker
