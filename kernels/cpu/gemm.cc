@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -13,10 +14,17 @@
 namespace lrmoe::kernels::cpu {
 namespace {
 
-// Large enough that oneDNN's own packing of a block's operands is a few percent, small enough to balance.
-constexpr int64_t kBlockM = 256;
-constexpr int64_t kBlockN = 512;
-constexpr int64_t kWidenK = 512;  // depth widened at a time, so that scratch stays in the L2/L3 cache
+// Limits of a block. For sgemm: operands and result stay in a core's L2 cache (512 KiB and more) while it
+// works.
+constexpr int64_t kBlockM = 96;
+constexpr int64_t kBlockN = 256;
+constexpr int64_t kStagedK = 256;  // depth staged at a time
+// For the bf16 matmul, which packs its operands at each call: large enough to make that a few percent.
+constexpr int64_t kMatmulBlockM = 256;
+constexpr int64_t kMatmulBlockN = 1024;
+// Whole tiles of oneDNN's kernels, which are 6 or 8 rows by 16 or 48 columns.
+constexpr int64_t kTileM = 24;
+constexpr int64_t kTileN = 48;
 
 // C[m, n] (+)= op(A) op(B) with depth k: a group's product or a block of it, row-major.
 struct Product {
@@ -38,13 +46,13 @@ Product ProductOf(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
   return {true, false, true, n, k, rows, n, k, k};
 }
 
-int64_t Ceil(int64_t a, int64_t b) {
+constexpr int64_t Ceil(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Pieces of at most `limit`, as equal as multiples of 16 allow.
-int64_t PieceOf(int64_t size, int64_t limit) {
-  return std::min(limit, Ceil(Ceil(size, Ceil(size, limit)), 16) * 16);
+// Pieces of at most `limit`, as equal as whole tiles allow.
+int64_t PieceOf(int64_t size, int64_t limit, int64_t tile) {
+  return std::min(limit, Ceil(Ceil(size, Ceil(size, limit)), tile) * tile);
 }
 
 const void* At(const void* base, int64_t element, Type type) {
@@ -117,53 +125,85 @@ Bf16Path ChooseBf16Path() {
   }
 }
 
+namespace {
+
+// A block of an operand in memory.
+struct Operand {
+  const void* at;
+  int64_t rows, width, stride;
+};
+
+// Rows of fp32 in scratch are an odd number of cache lines apart. A stride that is a multiple of a large
+// power of two would put all rows into the same few cache sets, and sgemm, which reads its operands in place,
+// would take up to twice as long.
+constexpr int64_t ScratchStride(int64_t width) {
+  return Ceil(width, 32) * 32 + 16;
+}
+
+// Hidden sizes usually are such a multiple. Copying a block costs a few percent and is worth it from here on.
+bool StrideCollides(int64_t stride) {
+  return stride % 64 == 0;
+}
+
+}  // namespace
+
 struct GroupedGemm::Worker {
   explicit Worker(const Passes* p) : passes(p) {}
 
-  dnnl_status_t Widened(const Product& p, const void* a, const void* b, void* c);
+  dnnl_status_t Staged(const Product& p, Type type, const void* a, const void* b, void* c);
+  const float* Stage(const Operand& operand, Type type, float* scratch, int64_t* stride) const;
   dnnl_status_t Matmul(const Product& p, const void* a, const void* b, void* c);
 
   const Passes* const passes;
-  std::vector<float> wide_a, wide_b, wide_c;
+  // Blocks of a and b lie either way round, transposed or not.
+  alignas(64) float scratch_a[std::max(kBlockM * ScratchStride(kStagedK), kStagedK* ScratchStride(kBlockM))];
+  alignas(64) float scratch_b[std::max(kBlockN * ScratchStride(kStagedK), kStagedK* ScratchStride(kBlockN))];
+  alignas(64) float scratch_c[kBlockM * ScratchStride(kBlockN)];
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::array<std::optional<dnnl::matmul>, 8> matmuls;  // by transpose_a, transpose_b, accumulate
 };
 
-namespace {
-
-// fp32 copy of a bf16 matrix; dst is contiguous.
-void Widen(const Passes& passes, const Bf16* src, int64_t rows, int64_t width, int64_t stride, float* dst) {
-  for (int64_t row = 0; row < rows; ++row) passes.to_fp32(src + row * stride, dst + row * width, 0, width);
+// The operand as sgemm reads it: in scratch, unless it is fp32 with a harmless stride already.
+const float* GroupedGemm::Worker::Stage(const Operand& operand, Type type, float* scratch,
+                                        int64_t* stride) const {
+  if (type == Type::kFp32 && !StrideCollides(operand.stride)) {
+    *stride = operand.stride;
+    return static_cast<const float*>(operand.at);
+  }
+  *stride = ScratchStride(operand.width);
+  for (int64_t row = 0; row < operand.rows; ++row) {
+    const void* src = At(operand.at, row * operand.stride, type);
+    float* dst = scratch + row * *stride;
+    if (type == Type::kFp32) {
+      std::memcpy(dst, src, operand.width * sizeof(float));
+    } else {
+      passes->to_fp32(static_cast<const Bf16*>(src), dst, 0, operand.width);
+    }
+  }
+  return scratch;
 }
 
-}  // namespace
-
-dnnl_status_t GroupedGemm::Worker::Widened(const Product& p, const void* a, const void* b, void* c) {
-  wide_a.resize(kBlockM * kWidenK);
-  wide_b.resize(kBlockN * kWidenK);
-  wide_c.resize(kBlockM * kBlockN);
-  for (int64_t k0 = 0; k0 < p.k; k0 += kWidenK) {
+dnnl_status_t GroupedGemm::Worker::Staged(const Product& p, Type type, const void* a, const void* b,
+                                          void* c) {
+  const bool round_c = type == Type::kBf16 && !p.accumulate;  // summed in scratch, rounded once
+  for (int64_t k0 = 0; k0 < p.k; k0 += kStagedK) {
     Product part = p;
-    part.k = std::min(kWidenK, p.k - k0);
-    part.lda = p.transpose_a ? p.m : part.k;
-    part.ldb = p.transpose_b ? part.k : p.n;
-    const Bf16* a0 = static_cast<const Bf16*>(a) + (p.transpose_a ? k0 * p.lda : k0);
-    const Bf16* b0 = static_cast<const Bf16*>(b) + (p.transpose_b ? k0 : k0 * p.ldb);
-    Widen(*passes, a0, p.transpose_a ? part.k : p.m, part.lda, p.lda, wide_a.data());
-    Widen(*passes, b0, p.transpose_b ? p.n : part.k, part.ldb, p.ldb, wide_b.data());
-    float* out = static_cast<float*>(c);
-    if (!p.accumulate) {  // a bf16 result: summed in scratch, rounded once
-      out = wide_c.data();
-      part.ldc = p.n;
-      part.accumulate = k0 > 0;
-    }
-    const dnnl_status_t status = Sgemm(part, wide_a.data(), wide_b.data(), out);
+    part.k = std::min(kStagedK, p.k - k0);
+    part.accumulate = p.accumulate || k0 > 0;
+    if (round_c) part.ldc = ScratchStride(p.n);
+    const Operand block_a{At(a, p.transpose_a ? k0 * p.lda : k0, type), p.transpose_a ? part.k : p.m,
+                          p.transpose_a ? p.m : part.k, p.lda};
+    const Operand block_b{At(b, p.transpose_b ? k0 : k0 * p.ldb, type), p.transpose_b ? p.n : part.k,
+                          p.transpose_b ? part.k : p.n, p.ldb};
+    const float* fp32_a = Stage(block_a, type, scratch_a, &part.lda);
+    const float* fp32_b = Stage(block_b, type, scratch_b, &part.ldb);
+    const dnnl_status_t status = Sgemm(part, fp32_a, fp32_b, round_c ? scratch_c : static_cast<float*>(c));
     if (status != dnnl_success) return status;
   }
-  if (!p.accumulate) {
+  if (round_c) {
     for (int64_t row = 0; row < p.m; ++row) {
-      passes->to_bf16(wide_c.data() + row * p.n, static_cast<Bf16*>(c) + row * p.ldc, 0, p.n);
+      passes->to_bf16(scratch_c + row * ScratchStride(p.n), static_cast<Bf16*>(c) + row * p.ldc, 0, p.n);
     }
   }
   return dnnl_success;
@@ -205,12 +245,14 @@ absl::string_view GroupedGemm::path() const {
                                          : "bf16: widened to fp32, oneDNN sgemm; fp32: oneDNN sgemm";
 }
 
-void GroupedGemm::CutIntoBlocks(GemmKind kind, int64_t n, int64_t k, std::span<const GemmGroup> groups) {
+void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups) {
+  const bool matmul = shape.type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul;
   blocks_.clear();
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].rows == 0) continue;
-    const Product p = ProductOf(kind, n, k, groups[group].rows);
-    const int64_t step_m = PieceOf(p.m, kBlockM), step_n = PieceOf(p.n, kBlockN);
+    const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group].rows);
+    const int64_t step_m = PieceOf(p.m, matmul ? kMatmulBlockM : kBlockM, kTileM);
+    const int64_t step_n = PieceOf(p.n, matmul ? kMatmulBlockN : kBlockN, kTileN);
     for (int64_t n0 = 0; n0 < p.n; n0 += step_n) {
       for (int64_t m0 = 0; m0 < p.m; m0 += step_m) {
         blocks_.push_back(
@@ -231,7 +273,7 @@ absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
                                                      groups.size(), " has ", group.rows,
                                                      " rows or a null matrix; allowed: rows >= 0, no null"));
   }
-  CutIntoBlocks(kind, n, k, groups);
+  CutIntoBlocks({kind, type, n, k}, groups);
 
   std::atomic<int> failure{dnnl_success};
   pool_->Run(static_cast<int64_t>(blocks_.size()), [&](int64_t task, int thread) {
@@ -245,11 +287,9 @@ absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
     p.m = block.m1 - block.m0;
     p.n = block.n1 - block.n0;
     Worker& worker = *workers_[thread];
-    const dnnl_status_t status =
-        type == Type::kFp32
-            ? Sgemm(p, static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(c))
-        : bf16_path_ == Bf16Path::kMatmul ? worker.Matmul(p, a, b, c)
-                                          : worker.Widened(p, a, b, c);
+    const dnnl_status_t status = type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul
+                                     ? worker.Matmul(p, a, b, c)
+                                     : worker.Staged(p, type, a, b, c);
     if (status != dnnl_success) failure.store(status, std::memory_order_relaxed);
   });
   if (failure != dnnl_success)

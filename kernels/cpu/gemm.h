@@ -26,7 +26,7 @@ Bf16Path ChooseBf16Path();
 
 class GroupedGemm {
  public:
-  // `pool` and `passes` outlive this object. Memory: up to 3 MiB of scratch per thread (kWiden).
+  // `pool` and `passes` outlive this object. Memory: 0.5 MiB of scratch per thread.
   GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_path);
   ~GroupedGemm();
 
@@ -41,7 +41,12 @@ class GroupedGemm {
     int32_t group;
     int64_t m0, m1, n0, n1;
   };
-  void CutIntoBlocks(GemmKind kind, int64_t n, int64_t k, std::span<const GemmGroup> groups);
+  struct Shape {
+    GemmKind kind;
+    Type type;
+    int64_t n, k;
+  };
+  void CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups);
 
   ThreadPool* const pool_;
   const Passes* const passes_;
