@@ -3,7 +3,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "controller/planner/policies/policies.h"
 
 namespace lrmoe::planner {
 namespace {
@@ -114,7 +116,15 @@ absl::Status Validate(const PlanningProblem& problem) {
       return Bad(At("owner", e), problem.owner[e], absl::StrCat("0..", num_ranks - 1));
   LRMOE_RETURN_IF_ERROR(ValidateResidents(problem));
   LRMOE_RETURN_IF_ERROR(ValidateModel(problem.model));
-  return lrmoe::Validate(problem.policy);
+  // Policies that only a simulation can run are no planners of a job, but legal here.
+  if (FindPolicy(problem.policy.planner) == nullptr) {
+    std::vector<absl::string_view> names;
+    for (const PolicyInfo& info : AllPolicies()) names.push_back(info.name);
+    return Bad("planner", absl::StrCat("\"", problem.policy.planner, "\""), absl::StrJoin(names, ", "));
+  }
+  Policy policy = problem.policy;
+  policy.planner = "lrmoe";
+  return lrmoe::Validate(policy);
 }
 
 }  // namespace lrmoe::planner

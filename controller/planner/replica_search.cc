@@ -3,195 +3,207 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+
+#include "controller/planner/exact_search.h"
+#include "controller/planner/replica_greedy.h"
+#include "controller/planner/search_state.h"
 
 namespace lrmoe::planner {
 namespace {
 
-struct Outcome {
-  RowFlow flow;
-  double level = std::numeric_limits<double>::infinity();
-  int32_t num_new = 0;
-};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class Searcher {
+class Search {
  public:
-  Searcher(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits)
-      : problem_(problem), work_(work), limits_(limits) {}
+  Search(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits)
+      : problem_(problem),
+        work_(work),
+        limits_(limits),
+        greedy_(problem, work),
+        state_(problem, work, limits),
+        best_(state_),
+        scratch_(state_) {}
 
-  Outcome Run(bool with_residents, bool best_fit) {
-    flow_.Reset(work_.rows, problem_.owner, work_.num_ranks);
-    capacity_ = limits_.capacity;
-    if (with_residents) AddResidents();
-    bool fits = flow_.Fit(capacity_, limits_.target_level);
-    if (!fits && with_residents) {
-      DropIdle();
-      fits = flow_.Fit(capacity_, limits_.target_level);
+  RowFlow Run() {
+    // Work allowed for improving on the greedy plans; grows with the problem so that planning time does, too.
+    const int64_t cells = int64_t{work_.num_experts} * work_.num_ranks;
+    const int64_t budget = limits_.effort * (cells + 500);
+    Try(true, ReceiverRule::kBestFit);
+    if (Optimal()) return Take();
+    Try(true, ReceiverRule::kLargest);
+    if (work_.any_resident) {
+      Try(false, ReceiverRule::kBestFit);
+      Try(false, ReceiverRule::kLargest);
     }
-    while (!fits && AddReplica(best_fit)) fits = flow_.Fit(capacity_, limits_.target_level);
-    Outcome out;
-    out.level = FinalLevel();
-    Prune(out.level);
-    out.level = FinalLevel();
-    out.num_new = NumNew();
-    out.flow = flow_;
-    return out;
-  }
-
-  Outcome Keep(bool residents) {
-    flow_.Reset(work_.rows, problem_.owner, work_.num_ranks);
-    capacity_ = limits_.capacity;
-    if (residents) AddResidents();
-    Outcome out;
-    out.level = FinalLevel();
-    DropIdle();
-    out.flow = flow_;
-    return out;
+    if (Optimal()) return Take();
+    if (cells <= kExactCells) {
+      ExactSearch exact(problem_, work_, limits_, greedy_);
+      const int32_t bound = best_.reached ? best_.num_new : work_.num_experts * work_.num_ranks;
+      if (exact.Run(state_, least_new_, bound, kExactNodes)) Consider(true);
+      if (exact.complete() && best_.reached) return Take();
+    }
+    Improve(budget);
+    return Take();
   }
 
  private:
-  int32_t Add(int32_t e, int32_t g) {
-    if (!limits_.replica_rows.empty())
-      capacity_.limit[g] = std::max<int64_t>(0, capacity_.limit[g] - limits_.replica_rows[g]);
-    return flow_.Add(e, g);
-  }
-  void Remove(int32_t idx) {
-    const int32_t g = flow_.instance(idx).rank;
-    flow_.Remove(idx);
-    if (limits_.replica_rows.empty()) return;
-    capacity_.limit[g] =
-        std::max<int64_t>(0, limits_.capacity.limit[g] - limits_.replica_rows[g] * flow_.num_replicas(g));
+  static constexpr int64_t kExactCells = 128;
+  static constexpr int32_t kExactNodes = 4000;
+
+  struct Best {
+    explicit Best(const SearchState& s) : state(s) {}
+    SearchState state;
+    double level = kInfinity;
+    bool reached = false;
+    int32_t num_new = 0;
+    int32_t fan_out = 0;
+  };
+
+  void Try(bool with_residents, ReceiverRule rule) {
+    state_.Start(with_residents);
+    if (with_residents && !state_.Fit()) state_.DropIdle();
+    Consider(greedy_.Complete(state_, rule, std::numeric_limits<int32_t>::max(), nullptr));
   }
 
-  void AddResidents() {
+  // Takes the state if it is better than the best: peak within the target or lower, fewer new replicas, then
+  // a noticeably lower peak, a smaller fan-out, a lower peak. `fits`: it fits its own target.
+  bool Consider(bool fits) {
+    const double best_goal = std::max(best_.level, limits_.target_level);
+    double goal = fits ? state_.target() : std::max(state_.LeastPeak(), limits_.target_level);
+    if (goal > best_goal) return false;
+    state_.Prune(goal, scratch_);
+    if (goal == best_goal && state_.num_new() > best_.num_new && !std::isinf(best_.level)) return false;
+    const double level = state_.LeastPeak();
+    state_.DropIdle();
+    const int32_t fan_out = FanOut();
+    if (!std::isinf(best_.level) && !IsBetter(level, fan_out)) return false;
+    best_.state.Restore(state_);
+    best_.level = level;
+    best_.reached = level <= limits_.target_level;
+    best_.num_new = state_.num_new();
+    best_.fan_out = fan_out;
+    if (least_new_ < 0) least_new_ = LeastNew();
+    return true;
+  }
+
+  bool IsBetter(double level, int32_t fan_out) const {
+    const double goal = std::max(level, limits_.target_level),
+                 best_goal = std::max(best_.level, limits_.target_level);
+    if (goal != best_goal) return goal < best_goal;
+    if (state_.num_new() != best_.num_new) return state_.num_new() < best_.num_new;
+    const double step = 0.002 * static_cast<double>(work_.total) / work_.total_weight;
+    if (std::abs(level - best_.level) > step) return level < best_.level;
+    if (fan_out != best_.fan_out) return fan_out < best_.fan_out;
+    return level < best_.level;
+  }
+
+  int32_t FanOut() {
+    sent_.assign(work_.num_ranks, 0);
+    int32_t most = 0;
+    for (int32_t i = work_.num_experts; i < state_.flow().end_instance(); ++i)
+      if (state_.IsNew(i)) most = std::max(most, ++sent_[problem_.owner[state_.flow().instance(i).expert]]);
+    return most;
+  }
+
+  bool Optimal() const { return best_.reached && best_.num_new <= std::max(least_new_, 0); }
+
+  // No placement within the target has fewer new replicas. What overloaded owners hold above the target has
+  // to find room on ranks that hold a replica; every overloaded owner has to send something.
+  int32_t LeastNew() const {
+    int64_t overflow = 0;
+    int32_t senders = 0;
+    std::vector<int64_t> owned(work_.num_ranks, 0);
+    for (int32_t e = 0; e < work_.num_experts; ++e) owned[problem_.owner[e]] += work_.rows[e];
+    std::vector<bool> sends(work_.num_ranks, false);
     for (int32_t g = 0; g < static_cast<int32_t>(problem_.resident.size()); ++g)
-      for (int32_t e : problem_.resident[g])
-        if (work_.rows[e] > 0) Add(e, g);
-  }
-
-  // Removes replicas without rows: they would cost memory and a gradient sum for nothing.
-  void DropIdle() {
-    for (int32_t i = work_.num_experts; i < flow_.end_instance(); ++i)
-      if (flow_.instance(i).rank >= 0 && flow_.instance(i).rows == 0) Remove(i);
-  }
-
-  // The least peak of the instances there are, without memory limits where they forbid any allocation.
-  double FinalLevel() {
-    const double start = capacity_.LeastLevel(work_.total, work_.all_ranks);
-    const double level = flow_.MinimisePeak(capacity_, start);
-    if (!std::isinf(level)) return level;
-    flow_.MinimisePeak(work_.capacity, work_.capacity.LeastLevel(work_.total, work_.all_ranks));
-    return level;
-  }
-
-  int32_t NumNew() const {
-    int32_t out = 0;
-    for (int32_t i = work_.num_experts; i < flow_.end_instance(); ++i)
-      out +=
-          flow_.instance(i).rank >= 0 && !work_.IsResident(flow_.instance(i).expert, flow_.instance(i).rank);
-    return out;
-  }
-
-  // Tries to do without each new replica, the least used first.
-  void Prune(double level) {
-    const double target = std::max(level, limits_.target_level);
-    if (std::isinf(target)) return;
-    std::vector<std::pair<int64_t, int32_t>> candidates;
-    for (int32_t i = work_.num_experts; i < flow_.end_instance(); ++i) {
-      const auto& instance = flow_.instance(i);
-      if (instance.rank >= 0 && !work_.IsResident(instance.expert, instance.rank))
-        candidates.emplace_back(instance.rows, i);
-    }
-    std::sort(candidates.begin(), candidates.end());
-    for (const auto& [rows, i] : candidates) {
-      saved_ = flow_;
-      const RankCapacity saved_capacity = capacity_;
-      Remove(i);
-      if (flow_.Fit(capacity_, target)) continue;
-      flow_ = saved_;
-      capacity_ = saved_capacity;
-    }
-    DropIdle();
-  }
-
-  // One more replica across the cut that the last failed Fit left: an expert confined to the cut, to a rank
-  // with room and a free slot. False when there is none.
-  bool AddReplica(bool best_fit) {
-    int64_t excess = 0;
-    for (int32_t g : flow_.cut()) excess += flow_.load(g) - capacity_.RowsAt(limits_.target_level, g);
-    // The expert of the cut with the most rows, and the runner-up for ranks that hold the first.
-    ranked_.clear();
-    for (int32_t e = 0; e < work_.num_experts; ++e)
-      if (work_.rows[e] > 0 && Confined(e)) ranked_.emplace_back(-work_.rows[e], e);
-    if (ranked_.empty()) return false;
-    std::sort(ranked_.begin(), ranked_.end());
-    const int64_t most = -ranked_[0].first;
-    int32_t best = -1;
-    int64_t best_room = 0;
+      for (int32_t e : problem_.resident[g]) sends[problem_.owner[e]] = true;
+    std::vector<int64_t> rooms;
     for (int32_t g = 0; g < work_.num_ranks; ++g) {
-      if (flow_.InCut(g) || flow_.num_replicas(g) >= problem_.cluster.ranks[g].replica_slots) continue;
-      int64_t limit = capacity_.RowsAt(limits_.target_level, g);
-      if (!limits_.replica_rows.empty())
-        limit = std::min(limit, capacity_.limit[g] - limits_.replica_rows[g]);
-      const int64_t room = limit - flow_.load(g);
-      if (room <= 0) continue;
-      bool better = best < 0 || room > best_room;
-      if (best_fit && best >= 0 && best_room >= excess) better = room >= excess && room < best_room;
-      if (better) best = g, best_room = room;
+      const int64_t room = limits_.capacity.RowsAt(limits_.target_level, g) - owned[g];
+      if (room < 0) {
+        overflow -= room;
+        senders += !sends[g];
+      } else if (g < static_cast<int32_t>(problem_.resident.size()) && !problem_.resident[g].empty()) {
+        overflow -= room;  // may be used for nothing
+      } else if (problem_.cluster.ranks[g].replica_slots > 0) {
+        rooms.push_back(room);
+      }
     }
-    if (best < 0) return false;
-    // The smallest expert that is enough, else the largest.
-    const int64_t wanted = std::min({best_room, excess, most});
-    int32_t expert = ranked_[0].second;
-    for (const auto& [negative_rows, e] : ranked_) {
-      if (-negative_rows < wanted) break;
-      expert = e;
-      break;
-    }
-    Add(expert, best);
-    return true;
+    std::sort(rooms.rbegin(), rooms.rend());
+    int32_t receivers = 0;
+    for (size_t i = 0; i < rooms.size() && overflow > 0; ++i, ++receivers) overflow -= rooms[i];
+    return std::max(senders, receivers);
   }
 
-  bool Confined(int32_t e) const {
-    for (int32_t i = e; i >= 0; i = flow_.instance(i).next_of_expert)
-      if (!flow_.InCut(flow_.instance(i).rank)) return false;
-    return true;
+  // Ruin and recreate: takes some replicas out of the best placement and completes it anew, with seeded
+  // variety.
+  void Improve(int64_t budget) {
+    Random random(0x1d8af066);
+    const int64_t start = state_.flow().work();
+    while (state_.flow().work() - start < budget && !Optimal()) {
+      const double floor_level = limits_.capacity.LeastLevel(work_.total, work_.all_ranks);
+      if (!best_.reached && best_.level <= floor_level) break;
+      state_.Restore(best_.state);
+      state_.flow().SpendWork(state_.flow().end_instance() + work_.num_ranks);
+      // Where the target was missed, work towards a peak between it and the best.
+      const double goal = best_.reached ? limits_.target_level
+                                        : limits_.target_level +
+                                              (best_.level - limits_.target_level) * random.Uniform() * 0.98;
+      state_.SetTarget(goal);
+      Ruin(random);
+      const int32_t bound = best_.reached ? best_.num_new : std::numeric_limits<int32_t>::max();
+      if (greedy_.Complete(state_, ReceiverRule::kRandom, bound, &random)) Consider(true);
+    }
   }
+
+  void Ruin(Random& random) {
+    RowFlow& flow = state_.flow();
+    replicas_.clear();
+    for (int32_t i = work_.num_experts; i < flow.end_instance(); ++i)
+      if (flow.instance(i).rank >= 0) replicas_.push_back(i);
+    if (replicas_.empty()) return;
+    const size_t count = std::min<size_t>(replicas_.size(), 1 + random.Below(4));
+    // Half of the time replicas of one owner's experts, which compete for the same receivers.
+    const int32_t owner = problem_.owner[flow.instance(replicas_[random.Below(replicas_.size())]).expert];
+    const bool related = random.Below(2) == 0;
+    size_t removed = 0;
+    for (size_t tries = 0; tries < 4 * count && removed < count && !replicas_.empty(); ++tries) {
+      const size_t at = random.Below(replicas_.size());
+      const int32_t idx = replicas_[at];
+      if (related && problem_.owner[flow.instance(idx).expert] != owner) continue;
+      state_.Remove(idx);
+      replicas_.erase(replicas_.begin() + static_cast<int64_t>(at));
+      ++removed;
+    }
+  }
+
+  RowFlow Take() { return best_.state.flow(); }
 
   const PlanningProblem& problem_;
   const Workload& work_;
   const SearchLimits& limits_;
-  RankCapacity capacity_;
-  RowFlow flow_, saved_;
-  std::vector<std::pair<int64_t, int32_t>> ranked_;
+  ReplicaGreedy greedy_;
+  SearchState state_;
+  Best best_;
+  SearchState scratch_;
+  int32_t least_new_ = -1;
+  std::vector<int32_t> replicas_, sent_;
 };
-
-bool Better(const Outcome& a, const Outcome& b, double target) {
-  const double level_a = std::max(a.level, target), level_b = std::max(b.level, target);
-  if (level_a != level_b) return level_a < level_b;
-  if (a.num_new != b.num_new) return a.num_new < b.num_new;
-  return a.level < b.level;
-}
 
 }  // namespace
 
 RowFlow SearchReplicas(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits) {
-  Searcher searcher(problem, work, limits);
-  Outcome best = searcher.Run(true, true);
-  if (best.level <= limits.target_level && best.num_new == 0) return std::move(best.flow);
-  const auto consider = [&](Outcome outcome) {
-    if (Better(outcome, best, limits.target_level)) best = std::move(outcome);
-  };
-  consider(searcher.Run(true, false));
-  if (work.any_resident) {
-    consider(searcher.Run(false, true));
-    consider(searcher.Run(false, false));
-  }
-  return std::move(best.flow);
+  return Search(problem, work, limits).Run();
 }
 
 RowFlow KeepReplicas(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits,
                      bool residents) {
-  return Searcher(problem, work, limits).Keep(residents).flow;
+  SearchState state(problem, work, limits);
+  state.Start(residents);
+  state.LeastPeak();
+  state.DropIdle();
+  return state.flow();
 }
 
 }  // namespace lrmoe::planner

@@ -203,11 +203,24 @@ bool RowFlow::Relieve(int32_t source) {
   return true;
 }
 
-bool RowFlow::Fit(const RankCapacity& capacity, double level) {
-  SetLevel(capacity, level);
-  for (int32_t g = 0; g < num_ranks(); ++g)
-    if (load_[g] > room_[g] && !Relieve(g)) return false;
-  return true;
+bool RowFlow::Fit() {
+  for (;;) {
+    int32_t worst = -1;
+    int64_t excess = 0;
+    for (int32_t g = 0; g < num_ranks(); ++g)
+      if (load_[g] - room_[g] > excess) worst = g, excess = load_[g] - room_[g];
+    work_ += num_ranks();
+    if (worst < 0) return true;
+    if (!Relieve(worst)) return false;
+  }
+}
+
+void RowFlow::Restore(const RowFlow& saved) {
+  load_ = saved.load_;
+  instances_ = saved.instances_;
+  first_on_rank_ = saved.first_on_rank_;
+  num_replicas_ = saved.num_replicas_;
+  free_ = saved.free_;
 }
 
 double RowFlow::MinimisePeak(const RankCapacity& capacity, double start) {

@@ -50,20 +50,34 @@ class RowFlow {
   // Changes an expert's demand by adding `rows` (may be negative) to one instance.
   void AddRows(int32_t instance_idx, int64_t rows);
 
-  // Moves rows until no rank exceeds its capacity at `level`. False when that is impossible: cut() then holds
-  // the ranks that are overloaded together; every expert with rows there has all of its instances there.
-  bool Fit(const RankCapacity& capacity, double level);
+  // Sets the rows each rank may hold from here on.
+  void SetLevel(const RankCapacity& capacity, double level);
+  void SetRoom(int32_t rank_idx, int64_t rows) { room_[rank_idx] = rows; }
+  // Moves rows until no rank exceeds its room, the most overloaded rank first. False when that is impossible:
+  // cut() then holds the ranks that are overloaded together; every expert with rows there has all of its
+  // instances there.
+  bool Fit();
+  bool Fit(const RankCapacity& capacity, double level) {
+    SetLevel(capacity, level);
+    return Fit();
+  }
   // The least level >= `start` that fits, reached. `start` must be a lower bound or an accepted level.
   // Infinity when the limits do not allow any (rows are then left somewhere in between).
   double MinimisePeak(const RankCapacity& capacity, double start);
 
+  // Takes over instances and rows of `saved`, a flow of the same problem; demands and rooms stay.
+  void Restore(const RowFlow& saved);
+
   std::span<const int32_t> cut() const { return queue_; }
   bool InCut(int32_t rank_idx) const { return seen_rank_[rank_idx] == stamp_; }
   int64_t load(int32_t rank_idx) const { return load_[rank_idx]; }
+  int64_t room(int32_t rank_idx) const { return room_[rank_idx]; }
   std::span<const int64_t> loads() const { return load_; }
   int64_t demand(int32_t expert_idx) const { return demand_[expert_idx]; }
   int32_t num_replicas(int32_t rank_idx) const { return num_replicas_[rank_idx]; }
   const Instance& instance(int32_t idx) const { return instances_[idx]; }
+  // First instance on a rank of those experts that have several; follow next_on_rank.
+  int32_t first_on_rank(int32_t rank_idx) const { return first_on_rank_[rank_idx]; }
   int32_t num_experts() const { return static_cast<int32_t>(demand_.size()); }
   int32_t num_ranks() const { return static_cast<int32_t>(load_.size()); }
   // One past the largest instance index; removed ones have rank -1.
@@ -79,7 +93,6 @@ class RowFlow {
   void Augment(int32_t source, int32_t target);
   void LinkToRank(int32_t instance_idx);
   void UnlinkFromRank(int32_t instance_idx);
-  void SetLevel(const RankCapacity& capacity, double level);
 
   std::vector<int64_t> demand_;  // [E]
   std::vector<int64_t> load_;    // [G]

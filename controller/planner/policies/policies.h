@@ -2,7 +2,10 @@
 // Algorithm 1.
 #pragma once
 
+#include <span>
+
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/plan.h"
 #include "controller/planner/problem.h"
 #include "controller/planner/workload.h"
@@ -16,5 +19,21 @@ absl::StatusOr<LayerPlan> PlanLrmoe(const PlanningProblem& problem, const Worklo
 // that; with more rates Algorithm 1 lowers retention, uniformly or as memory dictates, where full backward
 // does not fit.
 absl::StatusOr<LayerPlan> PlanFixed(const PlanningProblem& problem, const Workload& work);
+
+// What a user should know of a policy before comparing with it.
+struct PolicyInfo {
+  absl::string_view name;
+  absl::string_view source;   // where its steps come from
+  absl::string_view decides;  // what it chooses, and from what
+  absl::string_view assumes;  // what it takes for granted
+  absl::string_view differs;  // where this implementation departs from the source; empty: nowhere
+  bool live = false;          // a controller can run it
+  absl::StatusOr<LayerPlan> (*plan)(const PlanningProblem& problem, const Workload& work) = nullptr;
+};
+
+// All of them, in the order tables show them.
+std::span<const PolicyInfo> AllPolicies();
+// nullptr when there is none of that name.
+const PolicyInfo* FindPolicy(absl::string_view name);
 
 }  // namespace lrmoe::planner

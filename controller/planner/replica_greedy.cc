@@ -1,0 +1,112 @@
+#include "controller/planner/replica_greedy.h"
+
+#include <algorithm>
+
+namespace lrmoe::planner {
+
+ReplicaGreedy::ReplicaGreedy(const PlanningProblem& problem, const Workload& work) : work_(work) {
+  first_owned_.assign(work.num_ranks + 1, 0);
+  for (int32_t e = 0; e < work.num_experts; ++e) ++first_owned_[problem.owner[e] + 1];
+  for (int32_t g = 0; g < work.num_ranks; ++g) first_owned_[g + 1] += first_owned_[g];
+  owned_.resize(work.num_experts);
+  std::vector<int32_t> next(first_owned_.begin(), first_owned_.end() - 1);
+  for (int32_t e = 0; e < work.num_experts; ++e) owned_[next[problem.owner[e]]++] = e;
+  for (int32_t g = 0; g < work.num_ranks; ++g)
+    std::sort(owned_.begin() + first_owned_[g], owned_.begin() + first_owned_[g + 1],
+              [&](int32_t a, int32_t b) {
+                return work.rows[a] != work.rows[b] ? work.rows[a] > work.rows[b] : a < b;
+              });
+}
+
+void ReplicaGreedy::FindExperts(const SearchState& state, int32_t experts_per_rank) {
+  experts_.clear();
+  for (int32_t g : state.flow().cut()) {
+    int32_t found = 0;
+    for (int32_t i = first_owned_[g]; i < first_owned_[g + 1]; ++i) {
+      const int32_t e = owned_[i];
+      if (work_.rows[e] == 0 || (experts_per_rank > 0 && found == experts_per_rank)) break;
+      if (!state.Confined(e)) continue;
+      experts_.push_back(e);
+      ++found;
+    }
+  }
+  std::sort(experts_.begin(), experts_.end(), [&](int32_t a, int32_t b) {
+    return work_.rows[a] != work_.rows[b] ? work_.rows[a] > work_.rows[b] : a < b;
+  });
+}
+
+void ReplicaGreedy::FindReceivers(const SearchState& state, bool with_full_ranks) {
+  receivers_.clear();
+  const RowFlow& flow = state.flow();
+  for (int32_t g = 0; g < work_.num_ranks; ++g) {
+    if (flow.InCut(g) || !state.HasSlot(g)) continue;
+    int64_t room = state.Room(g, true);
+    // Rows that the rank's replicated experts can pass on make room too.
+    for (int32_t i = flow.first_on_rank(g); i >= 0; i = flow.instance(i).next_on_rank) {
+      int64_t rows = flow.instance(i).rows;
+      for (int32_t j = flow.instance(i).expert; j >= 0 && rows > 0; j = flow.instance(j).next_of_expert) {
+        const int32_t h = flow.instance(j).rank;
+        if (h == g) continue;
+        const int64_t passed = std::clamp<int64_t>(flow.room(h) - flow.load(h), 0, rows);
+        room += passed;
+        rows -= passed;
+      }
+    }
+    if (room > 0 || with_full_ranks) receivers_.push_back({g, std::max<int64_t>(room, 0)});
+  }
+}
+
+const std::vector<ReplicaChoice>& ReplicaGreedy::Choices(const SearchState& state) {
+  FindExperts(state, 0);
+  FindReceivers(state, true);
+  choices_.clear();
+  for (int32_t e : experts_)
+    for (const Receiver& receiver : receivers_)
+      choices_.push_back({e, receiver.rank, std::min(work_.rows[e], receiver.room)});
+  std::stable_sort(choices_.begin(), choices_.end(),
+                   [](const ReplicaChoice& a, const ReplicaChoice& b) { return a.gain > b.gain; });
+  return choices_;
+}
+
+ReplicaChoice ReplicaGreedy::Choose(const SearchState& state, ReceiverRule rule, Random* random) {
+  FindExperts(state, 4);
+  FindReceivers(state, false);
+  if (experts_.empty() || receivers_.empty()) return {};
+  const int64_t wanted = std::min(state.CutExcess(), work_.rows[experts_[0]]);
+  const Receiver* best = nullptr;
+  if (rule == ReceiverRule::kRandom) {
+    rule = random->Below(2) == 0 ? ReceiverRule::kLargest : ReceiverRule::kBestFit;
+    // Half of the time out of a random part of the receivers.
+    if (receivers_.size() > 1 && random->Below(2) == 0) {
+      const size_t skip = random->Below(receivers_.size());
+      receivers_.erase(receivers_.begin() + static_cast<int64_t>(skip));
+    }
+  }
+  for (const Receiver& receiver : receivers_) {
+    bool better = best == nullptr || receiver.room > best->room;
+    if (rule == ReceiverRule::kBestFit && best != nullptr && best->room >= wanted)
+      better = receiver.room >= wanted && receiver.room < best->room;
+    if (better) best = &receiver;
+  }
+  // Of the experts that are large enough, the one with the most pairs of the receiver's own.
+  const int64_t enough = std::min(wanted, best->room);
+  int32_t expert = experts_[0];
+  for (int32_t e : experts_) {
+    if (work_.rows[e] < enough) break;
+    if (work_.sources_of(e)[best->rank] > work_.sources_of(expert)[best->rank]) expert = e;
+  }
+  return {expert, best->rank, std::min(work_.rows[expert], best->room)};
+}
+
+bool ReplicaGreedy::Complete(SearchState& state, ReceiverRule rule, int32_t max_new, Random* random) {
+  while (!state.Fit()) {
+    if (state.num_new() >= max_new) return false;
+    const ReplicaChoice choice = Choose(state, rule, random);
+    state.flow().SpendWork(work_.num_ranks);
+    if (choice.expert < 0) return false;
+    state.Add(choice.expert, choice.rank);
+  }
+  return true;
+}
+
+}  // namespace lrmoe::planner
