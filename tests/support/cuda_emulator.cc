@@ -19,7 +19,7 @@ constexpr size_t kStackBytes = 256 * 1024;  // sanitizers make frames large
 
 struct Fiber {
   ucontext_t context;
-  std::unique_ptr<unsigned char[]> stack;
+  unsigned char* stack = nullptr;
   ThreadPlace place;
   enum class State : uint8_t { kReady, kBarrier, kWarp, kDone } state = State::kReady;
   uint64_t warp_generation = 0;  // waits for its warp to pass this one
@@ -51,6 +51,13 @@ struct Block {
 };
 
 Block* g_block = nullptr;
+
+// Stacks are kept from kernel to kernel: mapping them anew costs more than most test kernels.
+unsigned char* Stack(unsigned index) {
+  static std::vector<std::unique_ptr<unsigned char[]>> stacks;
+  while (stacks.size() <= index) stacks.emplace_back(new unsigned char[kStackBytes]);
+  return stacks[index].get();
+}
 
 [[noreturn]] void Misuse(const char* what) {
   std::fprintf(stderr, "cuda emulator: %s\n", what);
@@ -90,7 +97,7 @@ void Resume(Block& block, size_t index) {
   block.current = index;
   Fiber& fiber = block.fibers[index];
 #if LRMOE_FIBER_SANITIZER
-  __sanitizer_start_switch_fiber(&block.scheduler_fake_stack, fiber.stack.get(), kStackBytes);
+  __sanitizer_start_switch_fiber(&block.scheduler_fake_stack, fiber.stack, kStackBytes);
 #endif
   swapcontext(&block.scheduler, &fiber.context);
 #if LRMOE_FIBER_SANITIZER
@@ -143,7 +150,7 @@ void StartBlock(Block& block, unsigned block_index, unsigned blocks, size_t shar
     fiber.place.block_dim = {static_cast<unsigned>(block.fibers.size()), 1, 1};
     fiber.place.grid_dim = {blocks, 1, 1};
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_sp = fiber.stack;
     fiber.context.uc_stack.ss_size = kStackBytes;
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, FiberMain, 0);
@@ -205,7 +212,7 @@ void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::func
   Block block;
   block.thread = &thread;
   block.fibers.resize(threads);
-  for (Fiber& fiber : block.fibers) fiber.stack = std::make_unique<unsigned char[]>(kStackBytes);
+  for (unsigned i = 0; i < threads; ++i) block.fibers[i].stack = Stack(i);
   g_block = &block;
   for (unsigned index = 0; index < blocks; ++index) {
     StartBlock(block, index, blocks, shared_bytes);
