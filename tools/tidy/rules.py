@@ -20,7 +20,7 @@ ALLOWED_INCLUDES = {
     "controller/core": ["common/", "controller/planner/", "controller/core/"],
     "controller/store": ["common/", "controller/store/"],
     "controller/rpc": ["common/", "proto/", "lrmoe/v1/", "controller/core/", "controller/store/", "controller/rpc/",
-                       "controller/planner/planner.h", "controller/planner/problem.h"],
+                       "controller/server.h", "controller/planner/planner.h", "controller/planner/problem.h"],
     "worker": ["common/", "proto/", "lrmoe/v1/", "kernels/", "worker/"],
     "worker/transport": ["common/", "worker/transport/"],
     "worker/engine": ["common/", "kernels/", "worker/transport/", "worker/engine/"],

@@ -1,0 +1,254 @@
+#include "controller/server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+
+namespace lrmoe {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+using std::chrono::steady_clock;
+
+int64_t UnixMilliseconds() {
+  return duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+void WriteLog(const core::Log& log) {
+  switch (log.severity) {
+    case core::Severity::kInfo:
+      LogInfo(log.text);
+      return;
+    case core::Severity::kWarning:
+      LogWarning(log.text);
+      return;
+    case core::Severity::kError:
+      LogError(log.text);
+      return;
+  }
+}
+
+absl::Status Stopping() {
+  return absl::UnavailableError("the controller is stopping");
+}
+
+}  // namespace
+
+absl::Status Validate(const ServerOptions& options) {
+  LRMOE_RETURN_IF_ERROR(core::Validate(options.core));
+  if (options.planning_threads < 1 || options.planning_threads > 16)
+    return absl::InvalidArgumentError(
+        absl::StrCat("planning_threads is ", options.planning_threads, "; allowed: 1..16"));
+  if (options.max_watchers < 0 || options.max_watchers > 1024)
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_watchers is ", options.max_watchers, "; allowed: 0..1024"));
+  return absl::OkStatus();
+}
+
+Server::Server(const ServerOptions& options, PlanFunction plan)
+    : options_(options),
+      plan_(std::move(plan)),
+      core_(options.core),
+      history_(options.core.max_plans_kept, options.core.max_plan_bytes_kept) {
+  LRMOE_CHECK(Validate(options).ok());
+}
+
+Server::~Server() {
+  Stop("controller stopping");
+}
+
+void Server::Start(SessionSink* sink) {
+  LRMOE_CHECK(sink_ == nullptr);
+  sink_ = sink;
+  started_ = steady_clock::now();
+  loop_ = std::thread([this] { RunLoop(); });
+  for (int32_t i = 0; i < options_.planning_threads; ++i) planners_.emplace_back([this] { RunPlanner(); });
+}
+
+void Server::Stop(const std::string& reason) {
+  std::lock_guard stopping(stop_mutex_);
+  if (!loop_.joinable()) return;
+  Post(core::Stop{reason});
+  loop_.join();  // ends after the Stop event
+  {
+    std::lock_guard lock(jobs_mutex_);
+    jobs_stopped_ = true;
+  }
+  jobs_ready_.notify_all();
+  for (std::thread& planner : planners_) planner.join();
+  planners_.clear();
+}
+
+core::SessionId Server::NewSessionId() {
+  return core::SessionId{next_session_.fetch_add(1)};
+}
+
+void Server::Post(core::Event event) {
+  Enqueue(std::move(event));
+}
+
+void Server::Ask(std::function<void(const View&)> question, std::function<void()> refused) {
+  Enqueue(Question{std::move(question), std::move(refused)});
+}
+
+void Server::SetPolicy(std::vector<std::pair<std::string, std::string>> fields, PolicyDone done) {
+  Enqueue(PolicyRequest{{std::move(fields)}, std::move(done)});
+}
+
+void Server::Watch(std::shared_ptr<PlanWatcher> watcher) {
+  Enqueue(WatchRequest{std::move(watcher), true});
+}
+
+void Server::Unwatch(std::shared_ptr<PlanWatcher> watcher) {
+  Enqueue(WatchRequest{std::move(watcher), false});
+}
+
+void Server::Enqueue(Work work) {
+  std::unique_lock lock(queue_mutex_);
+  if (stopped_) {
+    lock.unlock();
+    Drop(std::move(work));
+    return;
+  }
+  queue_.push_back(std::move(work));
+  const bool first = queue_.size() == 1;  // else the loop is awake or woken already
+  lock.unlock();
+  if (first) queue_ready_.notify_one();
+}
+
+// Whoever asked gets an answer even when there is nobody to give one.
+void Server::Drop(Work work) {
+  if (Question* question = std::get_if<Question>(&work)) {
+    question->refused();
+  } else if (PolicyRequest* request = std::get_if<PolicyRequest>(&work)) {
+    request->done(Stopping());
+  } else if (WatchRequest* watch = std::get_if<WatchRequest>(&work)) {
+    if (watch->watch) watch->watcher->OnEnd(Stopping());
+  }
+}
+
+int64_t Server::NowMicroseconds() const {
+  return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+void Server::RunLoop() {
+  std::deque<Work> taken;
+  while (!core_stopped_) {
+    {
+      std::unique_lock lock(queue_mutex_);
+      const auto ready = [this] { return !queue_.empty(); };
+      const int64_t next = core_.NextTick();
+      if (next == std::numeric_limits<int64_t>::max()) {
+        queue_ready_.wait(lock, ready);  // Stop posts an event
+      } else {
+        queue_ready_.wait_until(lock, steady_clock::time_point(microseconds(next)), ready);
+      }
+      taken.swap(queue_);
+    }
+    if (core_.NextTick() <= NowMicroseconds()) Step(core::Tick{});
+    for (; !taken.empty() && !core_stopped_; taken.pop_front()) Do(std::move(taken.front()));
+  }
+  {
+    std::lock_guard lock(queue_mutex_);
+    stopped_ = true;
+    std::move(queue_.begin(), queue_.end(), std::back_inserter(taken));
+    queue_.clear();
+  }
+  for (Work& work : taken) Drop(std::move(work));
+  for (const auto& watcher : std::exchange(watchers_, {})) watcher->OnEnd(Stopping());
+}
+
+void Server::Do(Work work) {
+  if (core::Event* event = std::get_if<core::Event>(&work)) {
+    Step(*event);
+    if (const auto* message = std::get_if<core::SessionMessage>(event)) sink_->Taken(message->session);
+    if (const auto* invalid = std::get_if<core::SessionInvalid>(event)) sink_->Taken(invalid->session);
+    core_stopped_ = std::holds_alternative<core::Stop>(*event);
+  } else if (Question* question = std::get_if<Question>(&work)) {
+    const int64_t uptime_us = duration_cast<microseconds>(steady_clock::now() - started_).count();
+    question->ask({core_, history_, NowMicroseconds(), uptime_us});
+  } else if (PolicyRequest* request = std::get_if<PolicyRequest>(&work)) {
+    policy_done_ = std::move(request->done);
+    Step(request->event);
+    policy_done_ = nullptr;
+  } else if (WatchRequest* watch = std::get_if<WatchRequest>(&work)) {
+    if (!watch->watch) {
+      std::erase(watchers_, watch->watcher);
+    } else if (watchers_.size() >= static_cast<size_t>(options_.max_watchers)) {
+      watch->watcher->OnEnd(absl::ResourceExhaustedError(
+          absl::StrCat("plan watchers are ", watchers_.size() + 1, "; allowed: 0..", options_.max_watchers)));
+    } else {
+      watchers_.push_back(std::move(watch->watcher));
+    }
+  }
+}
+
+void Server::Step(const core::Event& event) {
+  for (core::Action& action : core_.Step(event, NowMicroseconds())) Carry(action);
+}
+
+void Server::Carry(core::Action& action) {
+  std::visit(
+      [this](auto& value) {
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, core::Send>) {
+          sink_->Send(value.sessions, value.message);
+        } else if constexpr (std::is_same_v<T, core::CloseSession>) {
+          sink_->Close(value.session, value.status);
+        } else if constexpr (std::is_same_v<T, core::StartPlan>) {
+          {
+            std::lock_guard lock(jobs_mutex_);
+            jobs_.push_back(std::move(value));
+          }
+          jobs_ready_.notify_one();
+        } else if constexpr (std::is_same_v<T, core::RecordPlan>) {
+          Record({.epoch = value.epoch, .plan = std::move(value.plan), .routed_rows = value.routed_rows});
+        } else if constexpr (std::is_same_v<T, core::RecordFailure>) {
+          auto plan = std::make_shared<ExecutionPlan>();
+          plan->plan.invocation = value.invocation;
+          plan->plan.feasible = false;
+          Record({.epoch = core_.epoch(),
+                  .plan = std::move(plan),
+                  .error = std::string(value.status.message())});
+        } else if constexpr (std::is_same_v<T, core::RecordReport>) {
+          history_.AddReport(value.rank_idx, value.report);  // of a plan no longer kept: nothing to add it to
+        } else if constexpr (std::is_same_v<T, core::PolicyOutcome>) {
+          if (policy_done_) policy_done_(std::move(value.change));
+        } else {
+          static_assert(std::is_same_v<T, core::Log>);
+          WriteLog(value);
+        }
+      },
+      action);
+}
+
+void Server::Record(core::PlanRecord record) {
+  record.planned_at_ms = UnixMilliseconds();
+  const core::PlanRecord& kept = history_.Add(std::move(record));
+  for (const auto& watcher : watchers_) watcher->OnPlan(kept);
+}
+
+void Server::RunPlanner() {
+  while (true) {
+    std::unique_lock lock(jobs_mutex_);
+    jobs_ready_.wait(lock, [this] { return jobs_stopped_ || !jobs_.empty(); });  // Stop wakes it
+    if (jobs_stopped_) return;
+    const core::StartPlan job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    const auto begin = steady_clock::now();
+    absl::StatusOr<LayerPlan> plan = plan_(job.problem);
+    const double plan_us = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
+    Post(core::PlanFinished{job.tag, std::move(plan), plan_us});
+  }
+}
+
+}  // namespace lrmoe

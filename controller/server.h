@@ -1,0 +1,144 @@
+// The loop: one thread owns the core and the history; everybody else posts to it. Planning runs on pool
+// threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "controller/core/core.h"
+#include "controller/core/history.h"
+
+namespace lrmoe {
+
+// Where the loop's answers to workers go. Called on the loop thread only; must not block.
+class SessionSink {
+ public:
+  virtual ~SessionSink() = default;
+  virtual void Send(const std::vector<core::SessionId>& sessions,
+                    const std::shared_ptr<const ControllerMessage>& message) = 0;
+  // After what was sent before. Nothing more is sent to it.
+  virtual void Close(core::SessionId session, const absl::Status& status) = 0;
+  // An event of this session has been taken from the queue: it may post another.
+  virtual void Taken(core::SessionId session) = 0;
+};
+
+// Told of every plan. Called on the loop thread only; must not block.
+class PlanWatcher {
+ public:
+  virtual ~PlanWatcher() = default;
+  virtual void OnPlan(const core::PlanRecord& record) = 0;
+  // Nothing more comes.
+  virtual void OnEnd(const absl::Status& status) = 0;
+};
+
+struct ServerOptions {
+  core::CoreOptions core;
+  int32_t planning_threads =
+      1;  // layers are planned one at a time each, so more help only overlapping layers; 1..16
+  int32_t max_watchers = 64;  // each gets a copy of every plan; 0..1024
+};
+absl::Status Validate(const ServerOptions& options);
+
+class Server {
+ public:
+  using PlanFunction = std::function<absl::StatusOr<LayerPlan>(const planner::PlanningProblem&)>;
+
+  // What a question may look at, on the loop thread.
+  struct View {
+    core::Core& core;
+    const core::History& history;
+    int64_t now_us;     // of the loop's clock
+    int64_t uptime_us;  // since Start
+  };
+
+  // `options` are valid; `plan` is thread-safe.
+  Server(const ServerOptions& options, PlanFunction plan);
+  ~Server();  // stops
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Once, before anything is posted. `sink` outlives the server.
+  void Start(SessionSink* sink);
+  // Tells and closes every session and watcher, then ends the threads. Posts after it are dropped, questions
+  // after it are not asked. Any thread but the loop's; again does nothing.
+  void Stop(const std::string& reason);
+
+  // ---- any thread; none of these blocks.
+  core::SessionId NewSessionId();
+  void Post(core::Event event);
+  // Calls `question` on the loop thread, or, when the server stops, `refused` (on any thread).
+  void Ask(std::function<void(const View&)> question, std::function<void()> refused);
+  // `done` is called once, on the loop thread, or with Unavailable on any thread when the server stops.
+  void SetPolicy(std::vector<std::pair<std::string, std::string>> fields,
+                 std::function<void(absl::StatusOr<PolicyChange>)> done);
+  // Watches until Unwatch, or OnEnd (at once when there are too many, or the server stops).
+  void Watch(std::shared_ptr<PlanWatcher> watcher);
+  void Unwatch(std::shared_ptr<PlanWatcher> watcher);
+
+ private:
+  using PolicyDone = std::function<void(absl::StatusOr<PolicyChange>)>;
+  struct Question {
+    std::function<void(const View&)> ask;
+    std::function<void()> refused;
+  };
+  struct PolicyRequest {
+    core::SetPolicy event;
+    PolicyDone done;
+  };
+  struct WatchRequest {
+    std::shared_ptr<PlanWatcher> watcher;
+    bool watch = true;
+  };
+  using Work = std::variant<core::Event, Question, PolicyRequest, WatchRequest>;
+
+  void Enqueue(Work work);
+  static void Drop(Work work);
+  void RunLoop();
+  void Do(Work work);
+  void Step(const core::Event& event);
+  void Carry(core::Action& action);
+  void Record(core::PlanRecord record);
+  void RunPlanner();
+  int64_t NowMicroseconds() const;
+
+  const ServerOptions options_;
+  const PlanFunction plan_;
+  SessionSink* sink_ = nullptr;
+  std::atomic<uint64_t> next_session_{1};
+  std::chrono::steady_clock::time_point started_;
+
+  // The loop thread's own.
+  core::Core core_;
+  core::History history_;
+  std::vector<std::shared_ptr<PlanWatcher>> watchers_;
+  PolicyDone policy_done_;  // of the SetPolicy in hand
+  bool core_stopped_ = false;
+
+  std::mutex queue_mutex_;
+  std::condition_variable queue_ready_;
+  std::deque<Work> queue_;  // bounded by its posters: a session has a few events in it, a pool thread one
+  bool stopped_ = false;    // takes nothing more
+
+  std::mutex jobs_mutex_;
+  std::condition_variable jobs_ready_;
+  std::deque<core::StartPlan> jobs_;  // at most one per layer
+  bool jobs_stopped_ = false;
+
+  std::mutex stop_mutex_;  // held while stopping; taken before the others
+  std::thread loop_;
+  std::vector<std::thread> planners_;
+};
+
+}  // namespace lrmoe
