@@ -318,11 +318,4 @@ absl::Status CheckpointReader::Load(ExpertStore& store) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> LoadCheckpoint(ExpertStore& store, const std::string& directory, int64_t step,
-                                       int32_t /*rank*/, int32_t /*world_size*/) {
-  LRMOE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::Open(store, directory, step));
-  LRMOE_RETURN_IF_ERROR(reader.Load(store));
-  return reader.step();
-}
-
 }  // namespace lrmoe::engine

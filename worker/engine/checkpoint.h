@@ -64,9 +64,4 @@ class CheckpointReader {
   std::map<int32_t, size_t> shard_of_expert_;  // owned expert -> position in shards_
 };
 
-// Open and Load, as rank `rank` of `world_size`; neither needs to be what it was when saving. Returns the
-// step loaded.
-absl::StatusOr<int64_t> LoadCheckpoint(ExpertStore& store, const std::string& directory, int64_t step,
-                                       int32_t rank, int32_t world_size);
-
 }  // namespace lrmoe::engine

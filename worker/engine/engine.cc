@@ -225,31 +225,22 @@ absl::StatusOr<int64_t> Engine::LoadCheckpoint(const std::string& directory, int
   const Invocation at{step, 0, 0};
   LRMOE_RETURN_IF_ERROR(
       impl_->Agree({Operation::kLoadCheckpoint, at, directory, 0, absl::OkStatus()}).status());
-  const absl::StatusOr<int64_t> loaded =
-      lrmoe::engine::LoadCheckpoint(*impl_->store, directory, step, impl_->rank(), impl_->num_ranks());
-  const absl::Status agreed =
-      impl_
-          ->Agree({Operation::kLoadCheckpoint, at, loaded.ok() ? absl::StrCat("loaded step ", *loaded) : "",
-                   0, loaded.status()})
-          .status();
+  const absl::StatusOr<CheckpointReader> reader = CheckpointReader::Open(*impl_->store, directory, step);
+  const std::string found = reader.ok() ? absl::StrCat("found step ", reader->step()) : "";
+  LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kLoadCheckpoint, at, found, 0, reader.status()}).status());
+  // From here on the store changes, on all ranks.
+  impl_->contexts.Clear();
+  const absl::Status loaded = reader->Load(*impl_->store);
+  impl_->replicas.Clear();
+  const absl::Status agreed = impl_->Agree({Operation::kLoadCheckpoint, at, "loaded", 0, loaded}).status();
   if (!agreed.ok()) {
-    // A rank that did load now differs from the others. Version 0 makes every forward say that weights are
-    // missing.
-    const transport::Call call{"load checkpoint", at, After(impl_->options.collective_timeout)};
-    int64_t changed = loaded.ok() ? 1 : 0;
-    LRMOE_RETURN_IF_ERROR(
-        impl_->transport->AllReduce(call, std::span(&changed, 1), transport::Reduction::kMax));
-    if (changed == 0) return agreed;
+    // Some rank has only a part. Version 0 makes every forward say that weights are missing.
     for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
       impl_->store->SetVersion(layer, ParameterVersion{0});
+    return agreed;
   }
-  impl_->contexts.Clear();
-  for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
-    for (int32_t expert : impl_->store->Replicas(layer)) impl_->store->DropReplica(layer, expert);
-  impl_->replicas.Clear();
-  LRMOE_RETURN_IF_ERROR(agreed);
   for (auto& layer : impl_->loaded) layer.assign(layer.size(), true);
-  return loaded;
+  return reader->step();
 }
 
 absl::Status Engine::Refuse(Operation operation, const Invocation& invocation, const absl::Status& reason) {
