@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/logging.h"
@@ -34,7 +35,15 @@ int Run(const WorkerSettings& settings, const sigset_t& signals) {
       !named.ok()) {
     return Fail(named);
   }
+  // MPI_Finalize removes these, mpirun those of dead ranks; the janitor, when mpirun is gone too.
+  const std::vector<std::string> shared_memory = MappedSharedMemory();
+  for (const std::string& file : shared_memory) {
+    if (const absl::Status told = (*janitor)->RemoveAtEnd(file, false); !told.ok()) return Fail(told);
+  }
   const int status = std::make_unique<Supervisor>(settings, signals, &*place, janitor->get())->Run();
+  if (status == kExitDone) {
+    for (const std::string& file : shared_memory) (void)(*janitor)->KeepAtEnd(file);
+  }
   janitor->reset();  // kills what is left of the training process
   if (status != kExitDone) {
     // Finalizing MPI waits for ranks that may be gone; not finalizing makes mpirun end the job.

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -55,6 +57,16 @@ absl::StatusOr<int32_t> FreePort() {
 }
 
 }  // namespace
+
+std::vector<std::string> MappedSharedMemory() {
+  std::set<std::string> files;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t path = line.find("/dev/shm/");
+    if (path != std::string::npos) files.insert(line.substr(path, line.find(' ', path) - path));
+  }
+  return {files.begin(), files.end()};
+}
 
 bool IsLaunchedByMpi() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {

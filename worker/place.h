@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +28,10 @@ struct Place {
 // Starts MPI when settings and environment say so, agrees with the other ranks. Collective; on the main
 // thread.
 absl::StatusOr<Place> FindPlace(const WorkerSettings& settings);
+
+// Files of /dev/shm that this process maps: MPI's. MPI removes them when it ends, or mpirun does, unless that
+// is killed.
+std::vector<std::string> MappedSharedMemory();
 
 // Whether an MPI launcher (mpirun, srun, any PMIx) started this process.
 bool IsLaunchedByMpi();

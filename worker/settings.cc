@@ -41,7 +41,7 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
   parser->AllowCommand(
       &settings->command,
       "The training process of this rank, started with LRMOE_SOCKET, RANK, WORLD_SIZE, LOCAL_RANK, "
-      "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.\n"
+      "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. "
       "Exit status: the training process's (128 + N: killed by signal N, 127: not found, 126: cannot "
       "execute); 0 done, 1 failed, 2 usage, 3 a peer or the controller ended the epoch, 4 controller "
       "lost or refusing, 5 MPI launcher lost.");

@@ -52,7 +52,9 @@ int32_t ComputeThreads(const WorkerSettings& settings, const transport::MpiPlace
 
 std::string DefaultSocket(const Place& place) {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string base = runtime != nullptr && runtime[0] == '/' ? runtime : "/tmp";
+  // It may be set and not exist, as for root in a container.
+  const bool usable = runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK | X_OK) == 0;
+  const std::string base = usable ? runtime : "/tmp";
   // The job's random name keeps others from guessing it; one directory per rank, so that each removes its
   // own.
   return absl::StrCat(base, "/lrmoe-", geteuid(), "-", place.job, "-", place.rank.rank, "/", place.rank.rank,

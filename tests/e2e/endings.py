@@ -50,6 +50,7 @@ class Job:
         self.text = ""
         self.pids = {}
         self.steps = {}
+        self.segments = set()  # shared memory files that the workers map
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="lrmoe-e2e-")
@@ -122,6 +123,9 @@ class Job:
 
     def wait_for_steps(self, number=3):
         self.wait_for(lambda: len(self.steps) == self.ranks and min(self.steps.values()) >= number, f"step {number}")
+        for rank in self.pids:
+            with open(f"/proc/{self.worker_pid(rank)}/maps") as maps:
+                self.segments |= set(re.findall(r"/dev/shm/\S+", maps.read()))
 
     def janitor(self, rank):
         return parent(self.pids[rank])
@@ -147,8 +151,8 @@ class Job:
         while True:
             left = [entry for entry in marked_processes(self.mark) if entry[0] != self.controller.pid]
             left += os.listdir(self.run)
-            left += sorted(set(os.listdir("/dev/shm")) & {name for name in os.listdir("/dev/shm")
-                                                          if name not in self.shared and "lrmoe" in name})
+            left += [name for name in os.listdir("/dev/shm") if name not in self.shared and "lrmoe" in name]
+            left += [path for path in self.segments if os.path.exists(path)]
             if not left or time.monotonic() > limit:
                 return left
             time.sleep(0.02)
@@ -192,7 +196,7 @@ class Endings(unittest.TestCase):
 
     def test_failed_trainer(self):
         with Job(trainer=["--stop-rank", "1", "--stop-step", "4", "--stop-status", "7"]) as job:
-            job.wait_for_steps(4)
+            job.wait_for(lambda: "exited with status 7" in job.text, "the failure")
             self.check_end(job, [7], r"training process of rank 1 \(pid \d+\) exited with status 7")
 
     def test_killed_trainer(self):

@@ -11,11 +11,17 @@ import lrmoe
 E, K, H, F, TOKENS = 4, 2, 64, 32, 64
 
 
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
 def main():
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     # In one line, so that ranks do not mix.
-    print(f"[who] rank {rank} trainer {os.getpid()} worker {os.getppid()} socket {os.environ['LRMOE_SOCKET']}", flush=True)
+    worker_pid = parent(os.getppid())  # between them is the worker's janitor
+    print(f"[who] rank {rank} trainer {os.getpid()} worker {worker_pid} socket {os.environ['LRMOE_SOCKET']}", flush=True)
     dist.init_process_group("gloo")
     worker = lrmoe.connect()
     layer = lrmoe.MoELayer(worker, 0, E, K, H, F, dtype=torch.float32)

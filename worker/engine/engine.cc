@@ -249,7 +249,9 @@ absl::Status Engine::Refuse(Operation operation, const Invocation& invocation, c
 }
 
 absl::Status Engine::Finish() {
-  return impl_->Agree({Operation::kFinish, {}, "", 0, absl::OkStatus()}).status();
+  return Agree(*impl_->transport, {Operation::kFinish, {}, "", 0, absl::OkStatus()},
+               After(impl_->options.finish_timeout))
+      .status();
 }
 
 ExpertStore& Engine::store() {

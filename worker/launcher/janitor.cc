@@ -68,10 +68,14 @@ absl::Status Janitor::SetName(const std::string& who) {
   return Tell(static_cast<uint8_t>(Packet::kName), who);
 }
 
-absl::Status Janitor::RemoveAtEnd(const std::string& socket, bool remove_directory) {
-  LRMOE_RETURN_IF_ERROR(Tell(static_cast<uint8_t>(Packet::kSocket), socket));
+absl::Status Janitor::RemoveAtEnd(const std::string& path, bool remove_directory) {
+  LRMOE_RETURN_IF_ERROR(Tell(static_cast<uint8_t>(Packet::kFile), path));
   if (!remove_directory) return absl::OkStatus();
-  return Tell(static_cast<uint8_t>(Packet::kDirectory), socket.substr(0, socket.find_last_of('/')));
+  return Tell(static_cast<uint8_t>(Packet::kDirectory), path.substr(0, path.find_last_of('/')));
+}
+
+absl::Status Janitor::KeepAtEnd(const std::string& path) {
+  return Tell(static_cast<uint8_t>(Packet::kKeep), path);
 }
 
 absl::Status Janitor::Launch(const std::vector<std::string>& environment) {

@@ -52,8 +52,11 @@ class Janitor {
 
   // `who` for the janitor's messages, e.g. "lrmoe-worker[3]".
   absl::Status SetName(const std::string& who);
-  // At the end removes the socket, then its directory if that is empty and `remove_directory`.
-  absl::Status RemoveAtEnd(const std::string& socket, bool remove_directory);
+  // At the end removes the file (a socket, a shared memory file), then its directory if that is empty and
+  // `remove_directory`.
+  absl::Status RemoveAtEnd(const std::string& path, bool remove_directory);
+  // Takes RemoveAtEnd of a file back.
+  absl::Status KeepAtEnd(const std::string& path);
   // Starts the command with exactly this environment, in a process group of its own. An event tells the
   // outcome.
   absl::Status Launch(const std::vector<std::string>& environment);

@@ -69,7 +69,7 @@ class JanitorProcess {
     }
     if (group_ > 0) kill(-group_, SIGKILL);
     KillDescendants();
-    for (const std::string& path : sockets_) unlink(path.c_str());
+    for (const std::string& path : files_) unlink(path.c_str());
     for (const std::string& path : directories_) rmdir(path.c_str());
     _exit(0);
   }
@@ -89,8 +89,11 @@ class JanitorProcess {
       case Packet::kName:
         name_ = text;
         break;
-      case Packet::kSocket:
-        sockets_.push_back(text);
+      case Packet::kFile:
+        files_.push_back(text);
+        break;
+      case Packet::kKeep:
+        std::erase(files_, text);
         break;
       case Packet::kDirectory:
         directories_.push_back(text);
@@ -201,7 +204,7 @@ class JanitorProcess {
   std::vector<char*> command_;
   std::vector<std::string> environment_;
   std::string name_ = "lrmoe-worker";
-  std::vector<std::string> sockets_, directories_;
+  std::vector<std::string> files_, directories_;
   pid_t trainer_ = 0;  // while it runs
   pid_t group_ = 0;    // its process group, from its start on
   bool done_ = false;

@@ -12,7 +12,8 @@ namespace lrmoe::launcher {
 enum class Packet : uint8_t {
   // worker -> janitor
   kName = 1,   // text: who
-  kSocket,     // text: path to remove at the end
+  kFile,       // text: path to remove at the end
+  kKeep,       // text: path of a kFile to leave alone after all
   kDirectory,  // text: directory to remove at the end
   kVariable,   // text: one NAME=value of the training process's environment
   kLaunch,     // with the variables told so far
