@@ -45,8 +45,9 @@ def marked_processes(mark):
 class Job:
     """One job in a directory of its own. Use as a context."""
 
-    def __init__(self, ranks=2, trainer=(), worker=()):
+    def __init__(self, ranks=2, trainer=(), worker=(), launcher=None):
         self.ranks, self.trainer, self.worker = ranks, list(trainer), list(worker)
+        self.launcher = ["mpirun", "-n", str(ranks)] if launcher is None else launcher
         self.text = ""
         self.pids = {}
         self.steps = {}
@@ -74,7 +75,7 @@ class Job:
         with open(port_file) as file:
             address = file.read().strip()
         self.mpirun = subprocess.Popen(
-            ["mpirun", "-n", str(self.ranks), os.path.join(BIN, "lrmoe-worker"), "--controller", address, "--threads", "1",
+            [*self.launcher, os.path.join(BIN, "lrmoe-worker"), "--controller", address, "--threads", "1",
              *self.worker, "--", os.path.join(BIN, "lrmoe-test-trainer"), *self.trainer],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
         os.set_blocking(self.mpirun.stdout.fileno(), False)
@@ -176,6 +177,24 @@ class Endings(unittest.TestCase):
             self.assertEqual(status, 0, job.text + job.controller_text())
             self.assertIn("finished with all ranks", job.text)
             self.assertNotRegex(job.text, r"(?i)error")
+            self.assertEqual(job.left(1), [])
+
+    def test_mistakes_of_one_rank_reach_all_and_end_nothing(self):
+        with Job(trainer=["--steps", "5", "--mistakes-step", "3"]) as job:
+            status, _ = job.end(START_LIMIT_S)
+            self.assertEqual(status, 0, job.text + job.controller_text())
+            for mistake in ("step", "layer", "operation", "expert"):
+                said = dict(re.findall(r"rank (\d) refused %s: (.+)" % mistake, job.text))
+                self.assertEqual(set(said), {"0", "1"}, job.text)
+                self.assertEqual(said["0"], said["1"])
+                self.assertIn("rank 1", said["0"])
+                print(f"{mistake}: {said['0']}", end="; ", flush=True)
+
+    def test_one_rank_without_mpi(self):
+        with Job(ranks=1, launcher=[], worker=["--transport", "inproc"], trainer=["--steps", "5"]) as job:
+            status, _ = job.end(START_LIMIT_S)
+            self.assertEqual(status, 0, job.text + job.controller_text())
+            self.assertIn("rank 0 step 5", job.text)
             self.assertEqual(job.left(1), [])
 
     def test_early_rank_is_no_failure(self):

@@ -20,6 +20,8 @@ struct Plan {
   int64_t steps = 1000000;
   int64_t stop_rank = -1, stop_step = 0;  // this rank leaves after this step
   int stop_status = 0;
+  int64_t mistakes_step =
+      0;                 // before this step rank 1 makes every kind of mistake; all ranks must get the error
   std::string wait_for;  // the other ranks wait for this file after their last step
 };
 
@@ -61,6 +63,32 @@ absl::Status LoadExperts(client::Session& session, std::span<std::byte> memory) 
   return session.FinishLoad(0).status();
 }
 
+// Rank 1 calls what the others do not, or with bad content. Every rank prints the error it got; none may
+// succeed.
+absl::Status MakeMistakes(client::Session& session, int64_t rank, int64_t step,
+                          client::ForwardTensors tensors, std::span<int32_t> ids) {
+  const auto expect_error = [rank](const char* mistake, const absl::Status& status) {
+    std::cout << absl::StrCat("rank ", rank, " refused ", mistake, ": ", std::string(status.message()), "\n")
+              << std::flush;
+    return status.ok() ? absl::InternalError(absl::StrCat(mistake, " was accepted")) : absl::OkStatus();
+  };
+  const bool wrong = rank == 1;
+  const Invocation good{.step = step};
+  absl::Status status =
+      expect_error("step", session.Forward(wrong ? Invocation{.step = step + 1} : good, tensors).status());
+  if (!status.ok()) return status;
+  status = expect_error("layer", session.Forward({.step = step, .layer = wrong ? 9 : 0}, tensors).status());
+  if (!status.ok()) return status;
+  status =
+      expect_error("operation", wrong ? session.ZeroGradients() : session.Forward(good, tensors).status());
+  if (!status.ok()) return status;
+  const int32_t kept = ids[3];
+  if (wrong) ids[3] = kExperts;
+  status = expect_error("expert", session.Forward(good, tensors).status());
+  ids[3] = kept;
+  return status;
+}
+
 int Train(int64_t rank, const Plan& plan) {
   const char* socket = std::getenv("LRMOE_SOCKET");
   if (socket == nullptr) return Fail(rank, absl::NotFoundError("LRMOE_SOCKET is not set"));
@@ -90,11 +118,16 @@ int Train(int64_t rank, const Plan& plan) {
       alpha[t * kTopK + 1] = 0.25f;
     }
     const Invocation invocation{.step = step};
-    const auto forward = session.Forward(invocation, {.num_tokens = kTokens,
-                                                      .x = std::as_bytes(x),
-                                                      .expert_idx = ids,
-                                                      .alpha = alpha,
-                                                      .y = std::as_writable_bytes(y)});
+    const client::ForwardTensors tensors{.num_tokens = kTokens,
+                                         .x = std::as_bytes(x),
+                                         .expert_idx = ids,
+                                         .alpha = alpha,
+                                         .y = std::as_writable_bytes(y)};
+    if (step == plan.mistakes_step) {
+      if (const auto refused = MakeMistakes(session, rank, step, tensors, ids); !refused.ok())
+        return Fail(rank, refused);
+    }
+    const auto forward = session.Forward(invocation, tensors);
     if (!forward.ok()) return Fail(rank, forward.status());
     const auto backward = session.Backward(
         invocation,
@@ -124,6 +157,7 @@ int main(int argc, char** argv) {
     if (name == "--stop-rank") plan.stop_rank = number;
     if (name == "--stop-step") plan.stop_step = number;
     if (name == "--stop-status") plan.stop_status = static_cast<int>(number);
+    if (name == "--mistakes-step") plan.mistakes_step = number;
     if (name == "--wait-for") plan.wait_for = argv[i + 1];
   }
   const char* rank = std::getenv("RANK");
