@@ -31,17 +31,13 @@ finish() {
   exit
 }
 
-# count_catch LOG: adds the test cases of every Catch2 program in a ctest log.
-count_catch() {
-  local ok bad
-  read -r ok bad < <(awk '
-    /^[0-9]*: ?All tests passed|^All tests passed/ { for (i = 1; i <= NF; i++) if ($i == "test" && $(i+1) ~ /^case/) ok += $(i-1) }
-    /test cases:/ {
-      for (i = 1; i <= NF; i++) { if ($i == "passed") ok += $(i-1); if ($i == "failed") bad += $(i-1) }
-    }
-    END { print ok + 0, bad + 0 }' "$1")
-  passed=$((passed + ok)) failed=$((failed + bad))
-  [ "$bad" -eq 0 ] || failures+=("test cases in $1")
+# count KIND LOG NAME: adds the tests of a log, see count.py. Sets `bad`.
+count() {
+  local ok
+  read -r ok bad < <(python3 tests/count.py "$1" "$2")
+  passed=$((passed + ok))
+  [ "$bad" -eq 0 ] || fail "$3" "$bad"
+  echo "$ok passed, $bad failed"
 }
 
 build() {  # build PRESET [TARGET...]
@@ -57,29 +53,22 @@ build() {  # build PRESET [TARGET...]
 }
 
 unit() {  # unit PRESET [CTEST ARGUMENT...]
-  local log="build/ctest-$1.log"
+  local log="build/ctest-$1.log" bad status
   ctest --preset "$1" --verbose "${@:2}" >"$log" 2>&1
-  local status=$?
-  local before=$failed
-  count_catch "$log"
-  # A program that crashed or is no Catch2 program counts as ctest sees it.
-  if [ "$status" -ne 0 ] && [ "$failed" -eq "$before" ]; then fail "ctest preset $1"; fi
+  status=$?
+  count ctest "$log" "C++ tests, preset $1"
   if [ "$status" -ne 0 ]; then
-    sed -n '/FAILED:$/,/^[0-9]*: *$/p' "$log" | head -80
+    [ "$bad" -gt 0 ] || fail "ctest preset $1"
+    grep -B2 -A12 'FAILED:$' "$log" | head -100
     sed -n '/The following tests FAILED/,$p' "$log"
   fi
-  grep -E 'tests passed|tests failed' "$log"
 }
 
-python_summary() {  # python_summary NAME LOG: unittest's own last lines
-  local ran bad
-  ran=$(sed -n 's/^Ran \([0-9]*\) tests\{0,1\} in.*/\1/p' "$2" | tail -1)
-  bad=$(sed -n 's/^FAILED (//p' "$2" | tail -1 | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2 | paste -sd+ | bc)
-  if [ -z "$ran" ]; then tail -30 "$2"; fail "$1"; return; fi
-  bad=${bad:-0}
-  passed=$((passed + ran - bad))
-  if [ "$bad" -gt 0 ]; then grep -A30 '^\(ERROR\|FAIL\):' "$2" | head -120; fail "$1" "$bad"; fi
-  echo "$((ran - bad)) of $ran passed"
+python_tests() {  # python_tests NAME LOG COMMAND...
+  local bad
+  "${@:3}" >"$2" 2>&1
+  count unittest "$2" "$1"
+  [ "$bad" -eq 0 ] || grep -A30 '^\(ERROR\|FAIL\):' "$2" | head -120
 }
 
 counted() {  # counted NAME LOG COMMAND...: a program that ends with "N passed, N failed"
@@ -114,8 +103,7 @@ stage "C++ tests, preset $preset"
 unit "$preset"
 
 stage "Python tests"
-(cd tests/python && "$python" -m unittest discover) >build/python-unit.log 2>&1
-python_summary "Python tests" build/python-unit.log
+python_tests "Python tests" build/python-unit.log "$python" -m unittest discover -s tests/python
 
 stage "Python on workers, 2 ranks"
 counted "Python on workers" build/python-distributed.log "$python" tests/python/distributed/run.py --bin "$bin"
