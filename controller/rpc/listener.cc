@@ -17,10 +17,10 @@
 namespace lrmoe::rpc {
 namespace {
 
-// A peer that answers no ping within this is gone: a stopped process, a pulled cable. With the reconnect
-// grace it stays under the ten seconds in which a lost worker must end its job.
+// A peer that answers no ping is gone: a stopped process, a pulled cable (a killed one closes its
+// connection). With the reconnect grace that makes ten seconds until its job is told.
 constexpr int kKeepaliveMs = 3000;
-constexpr int kKeepaliveTimeoutMs = 3000;
+constexpr int kKeepaliveTimeoutMs = 5000;
 
 absl::Status CheckAddress(const std::string& address) {
   constexpr absl::string_view kAllowed = "host:port with port 0..65535, [v6-address]:port, or unix:path";
