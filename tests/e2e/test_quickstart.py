@@ -9,10 +9,10 @@ import tempfile
 import unittest
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-STEPS = 40
+STEPS = 30
 FIELDS = {"name", "loss_first", "loss_last", "tokens_per_s", "retention_rate_mean", "imbalance_before", "imbalance_after",
           "routed_rows", "kept_rows", "backward_ms_critical_rank", "peak_bytes_worker_max", "plan_ms_p50"}
-PAIRS_PER_STEP = 4 * 4 * 8 * 64  # layers x k x sequences x length, per rank
+PAIRS_PER_STEP = 4 * 4 * 12 * 64  # layers x k x sequences x length, per rank
 
 
 class QuickstartTest(unittest.TestCase):
@@ -48,8 +48,10 @@ class QuickstartTest(unittest.TestCase):
         self.assertTrue(0.69 < compact["retention_rate_mean"] < 1.0)
         self.assertLess(compact["kept_rows"], compact["routed_rows"])
         self.assertAlmostEqual(compact["kept_rows"] / compact["routed_rows"], compact["retention_rate_mean"], delta=0.01)
-        self.assertLess(abs(compact["loss_last"] / full["loss_last"] - 1), 0.03)
+        self.assertLess(abs(compact["loss_last"] / full["loss_last"] - 1), 0.1)
+        self.assertEqual(compact["plans_infeasible"], 0)
         self.assertLessEqual(compact["peak_bytes_worker_max"], compact["memory_budget_bytes_per_layer"] * 1.02)
+        self.assertLess(compact["memory_budget_bytes_per_layer"], full["peak_bytes_worker_max"])
         self.assertEqual(plots, ["backward_ms.png", "imbalance.png", "kept_rows.png", "loss.png", "peak_bytes.png"])
 
 
