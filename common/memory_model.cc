@@ -20,7 +20,9 @@ int64_t StageBytes(const MemoryCoefficients& c, int stage, const RankWork& work)
                   SaturatingMul(work.forward_rows, s.forward_row) + SaturatingMul(work.kept_rows, s.kept_row);
   if (stage == c.compaction_stage) {
     bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.moved_rows, c.staged_moved_row_bytes));
-    bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.kept_rows, c.staged_moved_row_bytes));
+    // Rows move only between instances of a replicated expert.
+    if (work.moved_rows > 0)
+      bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.kept_rows, c.staged_moved_row_bytes));
   }
   return bytes;
 }
@@ -38,12 +40,7 @@ int64_t MostRows(const MemoryCoefficients& c, const RankWork& fixed, int64_t ava
     const double bytes = forward_per_row * static_cast<double>(c.stages[stage].forward_row) +
                          kept_per_row * static_cast<double>(c.stages[stage].kept_row);
     if (bytes <= 0) continue;
-    double most = left / bytes;
-    if (stage == c.compaction_stage) {  // received moved rows: n times a row, at most the staging buffer
-      const double staged = kept_per_row * static_cast<double>(c.staged_moved_row_bytes);
-      most = std::max(left / (bytes + staged), (left - static_cast<double>(kExchangeStagingBytes)) / bytes);
-    }
-    rows = std::min(rows, most);
+    rows = std::min(rows, left / bytes);
   }
   return static_cast<int64_t>(rows);
 }
