@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "lrmoe/v1/worker.grpc.pb.h"
 #include "worker/client/session.h"
 #include "worker/rpc/socket_server.h"
@@ -31,7 +32,8 @@ class EngineScript {
     std::unique_lock lock(mutex_);
     calls_.push_back(std::move(call));
     changed_.notify_all();
-    REQUIRE(changed_.wait_for(lock, 60s, [this] { return !held_; }));
+    LRMOE_CHECK(
+        changed_.wait_for(lock, 60s, [this] { return !held_; }));  // Catch2 asserts on the main thread only
     if (statuses_.empty()) return absl::OkStatus();
     absl::Status status = statuses_.front();
     statuses_.pop_front();
