@@ -6,6 +6,8 @@
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -33,6 +35,13 @@ int64_t ParseInt(absl::string_view field, absl::string_view text, int64_t min, i
   if (!absl::SimpleAtoi(text, &value) || value < min || value > max)
     Refuse(absl::StrCat(field, " is \"", text, "\"; allowed: an integer, ", min, "..", max));
   return value;
+}
+
+// Text that is sent on: what a message and a terminal can carry.
+void CheckText(absl::string_view field, absl::string_view text) {
+  for (const char c : text)
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c)))
+      Refuse(absl::StrCat(field, " is \"", absl::CHexEscape(text), "\"; allowed: printable ASCII"));
 }
 
 template <typename Target>
@@ -106,7 +115,14 @@ void AddPlanCommands(CLI::App* top, Options* options) {
   AddInt(list, "--layer", &filter->layer, 0, kMaxLayers - 1, "Only this layer");
   list->add_flag("--infeasible", filter->infeasible_only, "Only plans that did not meet every limit");
   AddInt(list, "--limit", &filter->limit, 1, 100'000, "At most this many [20]");
-  list->add_option("--page-token", filter->page_token, "Continue a list that said so");
+  list->add_option_function<std::string>(
+          "--page-token",
+          [filter](const std::string& text) {
+            CheckText("--page-token", text);
+            filter->page_token = text;
+          },
+          "Continue a list that said so")
+      ->type_name("TOKEN");
   AddPlanChoice(plans->add_subcommand("show", "One plan: quotas, instances and rows"), options);
   AddPlanChoice(plans->add_subcommand("explain", "Why the plan is as it is, and what was measured of it"),
                 options);
@@ -137,6 +153,7 @@ void AddPolicyCommands(CLI::App* top, Options* options) {
          "changes",
          [options](const std::vector<std::string>& texts) {
            for (const std::string& text : texts) {
+             CheckText("change", text);
              const size_t equals = text.find('=');
              if (equals == std::string::npos || equals == 0)
                Refuse(absl::StrCat("change is \"", text, "\"; allowed: NAME=VALUE"));

@@ -1,5 +1,6 @@
 #include "tools/lrmoectl/client.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
@@ -39,8 +40,15 @@ absl::Status ValidateAddress(absl::string_view address) {
   const size_t colon = address.rfind(':');
   if (colon == absl::string_view::npos || colon == 0) return bad();
   const absl::string_view host = address.substr(0, colon);
-  const bool bracketed = host.front() == '[' && host.back() == ']';
-  if (!bracketed && host.find_first_of(":/[] \t\n") != absl::string_view::npos) return bad();
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) {
+    const std::string literal(
+        host.substr(1, host.find('%') == absl::string_view::npos ? host.size() - 2 : host.find('%') - 1));
+    in6_addr parsed;
+    if (inet_pton(AF_INET6, literal.c_str(), &parsed) != 1) return bad();
+  } else if (host.find_first_of(":/[] \t\n") != absl::string_view::npos) {
+    return bad();
+  }
   int port = 0;
   if (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) return bad();
   return absl::OkStatus();

@@ -8,6 +8,8 @@
 #include "tools/lrmoectl/cli.h"
 
 int main(int argc, char** argv) {
+  setenv("GRPC_VERBOSITY", "NONE",
+         0);  // its findings come back as statuses; the user may still ask for the log
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const lrmoe::ctl::Console console{std::cout, std::cerr, lrmoe::ShowsColour(stdout)};
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };

@@ -201,6 +201,8 @@ TEST_CASE("usage errors end with 2 and touch no controller", "[lrmoectl]") {
            {"plans watch --count 0", "--count is \"0\""},
            {"policy set", "required"},
            {"policy set seed", "change is \"seed\"; allowed: NAME=VALUE"},
+           {"policy set \xff\xfe=1", "change is \"\\xff\\xfe=1\"; allowed: printable ASCII"},
+           {"plans list --page-token \x1b[2J", "printable ASCII"},
            {"policy set =1", "change is \"=1\"; allowed: NAME=VALUE"},
            {"drain", "\"drain\" is not part of lrmoectl"},
            {"simulate --ranks 4", "\"simulate\" is not part of lrmoectl"},
@@ -214,11 +216,11 @@ TEST_CASE("usage errors end with 2 and touch no controller", "[lrmoectl]") {
 }
 
 TEST_CASE("addresses", "[lrmoectl]") {
-  for (const char* good :
-       {"127.0.0.1:7070", "head:1", "node-3.cluster:65535", "[::1]:7070", "unix:/run/lrmoe.sock"})
+  for (const char* good : {"127.0.0.1:7070", "head:1", "node-3.cluster:65535", "[::1]:7070",
+                           "[fe80::1%eth0]:1", "unix:/run/lrmoe.sock"})
     CHECK(ValidateAddress(good).ok());
   for (const char* bad : {"", ":", "head", "head:", ":7070", "head:0", "head:65536", "head:http", "::1:7070",
-                          "a b:1", "http://head:7070", "unix:", "head:7070/x"})
+                          "a b:1", "[zz]:1", "[]:1", "[:1", "http://head:7070", "unix:", "head:7070/x"})
     CHECK_FALSE(ValidateAddress(bad).ok());
 }
 
