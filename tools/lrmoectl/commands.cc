@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "proto/convert.h"
 #include "tools/lrmoectl/client.h"
 #include "tools/lrmoectl/options.h"
 #include "tools/lrmoectl/render.h"
@@ -27,6 +28,11 @@ absl::StatusOr<PlanRecord> FetchPlan(AdminClient& client, const Invocation& invo
   request.mutable_invocation()->set_micro_batch(invocation.micro_batch);
   request.set_latest(latest);
   LRMOE_ASSIGN_OR_RETURN(const v1::PlanRecord wire, client.GetPlan(request));
+  if (!wire.error().empty()) {
+    LRMOE_ASSIGN_OR_RETURN(const Invocation failed, lrmoe::FromWire(wire.plan().invocation()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("no plan was made of ", ToString(failed), ": ", wire.error()));
+  }
   absl::StatusOr<PlanRecord> record = FromWire(wire);
   if (!record.ok())
     return absl::InternalError(absl::StrCat("controller at ", client.address(),

@@ -100,7 +100,9 @@ Json PlanSummaryJson(const v1::PlanRecord& record) {
             {"backward", plan.imbalance().backward()}}},
           {"new_replicas", plan.new_replicas()},
           {"plan_us", plan.plan_us()},
-          {"planned_at_ms", record.planned_at_ms()}};
+          {"planned_at_ms", record.planned_at_ms()},
+          {"epoch", record.epoch()},
+          {"error", record.error()}};
 }
 
 }  // namespace lrmoe::ctl

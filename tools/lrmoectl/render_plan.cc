@@ -38,6 +38,13 @@ std::string RenderPlanList(const v1::ListPlansResponse& plans, View view) {
                {"", Align::kLeft}});
   for (const v1::PlanRecord& record : plans.plans()) {
     const v1::LayerPlan& plan = record.plan();
+    if (!record.error().empty()) {
+      table.AddRow({absl::StrCat(plan.invocation().step()), absl::StrCat(plan.invocation().layer()),
+                    absl::StrCat(plan.invocation().micro_batch()), "", HumanCount(record.routed_rows()), "",
+                    "", "", "", "", "", "", "no plan: " + record.error()},
+                   Style::kRed);
+      continue;
+    }
     std::vector<std::string> cells = {absl::StrCat(plan.invocation().step()),
                                       absl::StrCat(plan.invocation().layer()),
                                       absl::StrCat(plan.invocation().micro_batch()),
@@ -67,12 +74,17 @@ std::string RenderPlanList(const v1::ListPlansResponse& plans, View view) {
 std::string RenderPlanLine(const v1::PlanRecord& record, View view) {
   if (view.json) return DumpLine(PlanSummaryJson(record));
   const v1::LayerPlan& plan = record.plan();
+  const std::string place =
+      absl::StrCat("step ", plan.invocation().step(), "  layer ", plan.invocation().layer(), "  micro-batch ",
+                   plan.invocation().micro_batch(), "  ");
+  if (!record.error().empty())
+    return Styled(absl::StrCat(place, "no plan: ", Printable(record.error())), Style::kRed, view.colour) +
+           "\n";
   const std::string line = absl::StrCat(
-      "step ", plan.invocation().step(), "  layer ", plan.invocation().layer(), "  micro-batch ",
-      plan.invocation().micro_batch(), "  ", Printable(plan.policy()), "  kept ", HumanCount(KeptRows(plan)),
-      " of ", HumanCount(record.routed_rows()), " rows (", HumanPercent(plan.retention_rate()),
-      ")  imbalance ", Fixed(plan.imbalance().before(), 2), " -> ", Fixed(plan.imbalance().backward(), 2),
-      "  ", plan.new_replicas(), " new replicas  planned in ", HumanMicros(plan.plan_us()));
+      place, Printable(plan.policy()), "  kept ", HumanCount(KeptRows(plan)), " of ",
+      HumanCount(record.routed_rows()), " rows (", HumanPercent(plan.retention_rate()), ")  imbalance ",
+      Fixed(plan.imbalance().before(), 2), " -> ", Fixed(plan.imbalance().backward(), 2), "  ",
+      plan.new_replicas(), " new replicas  planned in ", HumanMicros(plan.plan_us()));
   if (plan.feasible()) return line + "\n";
   return Styled(line + "  infeasible", Style::kRed, view.colour) + "\n";
 }

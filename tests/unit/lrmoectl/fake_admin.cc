@@ -96,6 +96,12 @@ FakeAdmin::FakeAdmin() {
     }
     history_.push_back(Record(plan, noon + step * 1000));
   }
+  v1::PlanRecord none;
+  ToWire(Invocation{2, 1, 0}, none.mutable_plan()->mutable_invocation());
+  none.set_routed_rows(200);
+  none.set_error("rank 1 needs 4194304 bytes, 3670016 are available");
+  history_.insert(history_.begin() + 2, none);
+  for (v1::PlanRecord& record : history_) record.set_epoch(3);
   AddReport(&history_[0], 1);
   AddReport(&history_[0], 0);
   grpc::ServerBuilder builder;

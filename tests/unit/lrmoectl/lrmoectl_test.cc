@@ -60,7 +60,7 @@ TEST_CASE("every view, as table and as JSON", "[lrmoectl]") {
            {"plans_explain", "plans explain --step 1 --layer 0 --micro-batch 0"},
            {"plans_explain_latest", "plans explain --latest --layer 0"},
            {"plans_diff", "plans diff 1:0 3:0:0"},
-           {"plans_watch", "plans watch --count 3"},
+           {"plans_watch", "plans watch --count 4"},
            {"policy_get", "policy get"}}) {
     CAPTURE(name);
     const Outcome table = RunWith(admin.address(), command);
@@ -88,16 +88,17 @@ TEST_CASE("plans list filters and follows pages", "[lrmoectl]") {
     return std::make_pair(found, json["next_page_token"].get<std::string>());
   };
   using Found = std::pair<std::vector<int>, std::string>;
-  CHECK(steps("") == Found{{3, 2, 1}, ""});
+  CHECK(steps("") == Found{{3, 2, 2, 1}, ""});
   CHECK(admin.num_list_calls() == 2);  // the fake's pages hold two
   CHECK(steps("--limit 1") == Found{{3}, "1"});
   CHECK(steps("--limit 1 --page-token 1") == Found{{2}, "2"});
-  CHECK(steps("--from-step 2") == Found{{3, 2}, ""});
-  CHECK(steps("--to-step 2") == Found{{2, 1}, ""});
+  CHECK(steps("--from-step 2") == Found{{3, 2, 2}, ""});
+  CHECK(steps("--to-step 2") == Found{{2, 2, 1}, ""});
   CHECK(steps("--to-step 0") == Found{{}, ""});
-  CHECK(steps("--layer 1") == Found{{}, ""});
-  CHECK(steps("--infeasible") == Found{{2}, ""});
-  CHECK_THAT(RunWith(admin.address(), "plans list --layer 1").out, Catch::EndsWith("No plans match.\n"));
+  CHECK(steps("--layer 1") == Found{{2}, ""});
+  CHECK(steps("--layer 2") == Found{{}, ""});
+  CHECK(steps("--infeasible") == Found{{2, 2}, ""});
+  CHECK_THAT(RunWith(admin.address(), "plans list --layer 2").out, Catch::EndsWith("No plans match.\n"));
   CHECK_THAT(RunWith(admin.address(), "plans list --limit 2").out,
              Catch::EndsWith("Older plans: --page-token 2\n"));
 }
@@ -111,7 +112,7 @@ TEST_CASE("a controller that misbehaves is not followed", "[lrmoectl]") {
   admin.set_pages(FakeAdmin::Pages::kTooLong);
   outcome = RunWith(admin.address(), "plans list --limit 2");
   CHECK(outcome.status == 1);
-  CHECK(outcome.err == "lrmoectl: controller at ADDRESS sent 3 plans where at most 2 were asked for\n");
+  CHECK(outcome.err == "lrmoectl: controller at ADDRESS sent 4 plans where at most 2 were asked for\n");
   admin.set_lies(true);
   outcome = RunWith(admin.address(), "plans explain --step 1 --layer 0");
   CHECK(outcome.status == 1);
@@ -132,7 +133,7 @@ TEST_CASE("watch ends when told to, and says when the stream breaks", "[lrmoectl
   const Outcome outcome = RunWith(admin.address(), "plans watch --output json");
   CHECK(outcome.status == 1);
   CHECK(outcome.err == "lrmoectl: controller at ADDRESS ended the stream\n");
-  CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 3);
+  CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 4);
 }
 
 TEST_CASE("policy set", "[lrmoectl]") {
@@ -157,6 +158,19 @@ TEST_CASE("an absent plan is told by the controller", "[lrmoectl]") {
   const Outcome outcome = RunWith(admin.address(), "plans diff 1:0 9:0");
   CHECK(outcome.status == 1);
   CHECK(outcome.err == "lrmoectl: no plan of step 9 layer 0 micro-batch 0 is kept; kept: steps 1..3\n");
+}
+
+TEST_CASE("an invocation without a plan says why", "[lrmoectl]") {
+  FakeAdmin admin;
+  for (const char* command :
+       {"plans show --step 2 --layer 1", "plans explain --latest --layer 1", "plans diff 1:0 2:1"}) {
+    const Outcome outcome = RunWith(admin.address(), command);
+    CHECK(outcome.status == 1);
+    CHECK(
+        outcome.err ==
+        "lrmoectl: no plan was made of step 2 layer 1 micro-batch 0: rank 1 needs 4194304 bytes, 3670016 are "
+        "available\n");
+  }
 }
 
 TEST_CASE("no controller", "[lrmoectl]") {
