@@ -20,9 +20,7 @@ int64_t StageBytes(const MemoryCoefficients& c, int stage, const RankWork& work)
                   SaturatingMul(work.forward_rows, s.forward_row) + SaturatingMul(work.kept_rows, s.kept_row);
   if (stage == c.compaction_stage) {
     bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.moved_rows, c.staged_moved_row_bytes));
-    // Rows move only between instances of a replicated expert.
-    if (work.moved_rows > 0)
-      bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.kept_rows, c.staged_moved_row_bytes));
+    bytes += std::min(kExchangeStagingBytes, SaturatingMul(work.received_rows, c.staged_moved_row_bytes));
   }
   return bytes;
 }

@@ -5,18 +5,27 @@
 namespace lrmoe::planner {
 namespace {
 
-// Worst-case rows that each rank must send to another instance.
-std::vector<int64_t> WorstMoves(const Workload& work, const Candidate& candidate) {
+// Worst-case rows that each rank sends to and gets from other instances.
+struct Moves {
+  std::vector<int64_t> sent, received;
+};
+
+Moves WorstMoves(const Workload& work, const Candidate& candidate) {
   const PlacedRows& placed = *candidate.placed;
-  std::vector<int64_t> moved(work.num_ranks, 0);
+  Moves moves{std::vector<int64_t>(work.num_ranks, 0), std::vector<int64_t>(work.num_ranks, 0)};
   for (int32_t e = 0; e < work.num_experts; ++e) {
     const int32_t begin = placed.first[e], end = placed.first[e + 1];
     if (end - begin == 1) continue;
-    for (int32_t i = begin; i < end; ++i)
-      moved[placed.rank[i]] +=
-          std::max<int64_t>(0, std::min(placed.forward[i], candidate.quota[e]) - candidate.backward[i]);
+    int64_t routed = 0;
+    for (int32_t i = begin; i < end; ++i) routed += placed.forward[i];
+    for (int32_t i = begin; i < end; ++i) {
+      const int64_t most_kept = std::min(placed.forward[i], candidate.quota[e]);
+      const int64_t least_kept = std::max<int64_t>(0, candidate.quota[e] - (routed - placed.forward[i]));
+      moves.sent[placed.rank[i]] += std::max<int64_t>(0, most_kept - candidate.backward[i]);
+      moves.received[placed.rank[i]] += std::max<int64_t>(0, candidate.backward[i] - least_kept);
+    }
   }
-  return moved;
+  return moves;
 }
 
 // Bytes a rank sends and receives, by kind of link.
@@ -43,7 +52,7 @@ std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candid
     out[placed.rank[i]].forward_rows += placed.forward[i];
     out[placed.rank[i]].backward_rows += candidate.backward[i];
   }
-  const std::vector<int64_t> moved = WorstMoves(work, candidate);
+  const Moves moves = WorstMoves(work, candidate);
   for (int32_t g = 0; g < work.num_ranks; ++g) {
     RankWork rank;
     rank.owned_experts = work.num_owned[g];
@@ -51,7 +60,8 @@ std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candid
     rank.source_pairs = work.source_pairs[g];
     rank.forward_rows = out[g].forward_rows;
     rank.kept_rows = out[g].backward_rows;
-    rank.moved_rows = moved[g];
+    rank.moved_rows = moves.sent[g];
+    rank.received_rows = moves.received[g];
     out[g].memory_bytes = PredictMemory(work.memory, rank);
   }
   return out;
@@ -87,7 +97,7 @@ PredictedTime PredictTime(const PlanningProblem& problem, const Workload& work, 
       work.total > 0 ? static_cast<double>(candidate.kept) / static_cast<double>(work.total) : 0;
   const double row_bytes = static_cast<double>(model.hidden_size) * static_cast<double>(model.weight_bytes);
   const LinkRows& links = candidate.split->links;
-  const std::vector<int64_t> moved = WorstMoves(work, candidate);
+  const Moves moves = WorstMoves(work, candidate);
   PredictedTime out;
   double moves_us = 0;
   for (int32_t g = 0; g < work.num_ranks; ++g) {
@@ -99,7 +109,7 @@ PredictedTime PredictTime(const PlanningProblem& problem, const Workload& work, 
                static_cast<double>(links.sent_off_node[g]) * sent,
                static_cast<double>(links.received_on_node[g]) * received,
                static_cast<double>(links.received_off_node[g]) * received};
-    moves_us = std::max(moves_us, static_cast<double>(moved[g]) *
+    moves_us = std::max(moves_us, static_cast<double>(moves.sent[g]) *
                                       static_cast<double>(work.memory.staged_moved_row_bytes) /
                                       (bandwidth.intra_node_gb_per_s * 1e3));
     out.compute = std::max(out.compute, (forward[g] + 2 * backward[g]) / 3 / ranks[g].rows_per_ms * 1e3);

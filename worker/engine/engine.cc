@@ -92,11 +92,20 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
   RankWork work;
   work.source_pairs = num_tokens * shape().top_k;
   work.owned_experts = static_cast<int64_t>(store->owned().size());
-  for (const InstancePlan& instance : execution.plan.instances) {
+  const LayerPlan& plan = execution.plan;
+  std::vector<int64_t> routed(plan.quota.size(), 0);
+  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  for (const InstancePlan& instance : plan.instances) {
     if (instance.rank_idx != rank()) continue;
+    const int64_t quota = plan.quota[instance.expert_idx];
     work.replicas += !instance.owner;
     work.forward_rows += instance.forward_rows;
     work.kept_rows += instance.backward_rows;
+    // Which pairs survive is unknown yet: the worst case, as in the planner.
+    work.moved_rows += std::max<int64_t>(0, std::min(instance.forward_rows, quota) - instance.backward_rows);
+    const int64_t elsewhere = routed[instance.expert_idx] - instance.forward_rows;
+    work.received_rows +=
+        std::max<int64_t>(0, instance.backward_rows - std::max<int64_t>(0, quota - elsewhere));
   }
   return work;
 }
@@ -260,6 +269,7 @@ ExpertStore& Engine::store() {
 int64_t Engine::open_contexts() const {
   return impl_->contexts.size();
 }
+int64_t Engine::arena_growths() const { return impl_->arena->growths(); }
 int64_t Engine::peak_bytes() const {
   return impl_->peak_bytes;
 }

@@ -127,6 +127,7 @@ class Engine {
   ExpertStore& store();
   int64_t open_contexts() const;
   int64_t peak_bytes() const;  // measured over all layers since Create, as the memory model counts bytes
+  int64_t arena_growths() const;  // times that tensor memory had to grow; constant in a steady state
 
  private:
   struct Impl;

@@ -1,0 +1,175 @@
+// The memory model against what the engine really takes, and the arena's own rules.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <iostream>
+
+#include "common/cluster.h"
+#include "common/random.h"
+#include "common/status_macros.h"
+#include "tests/support/engine/engine_runs.h"
+#include "worker/engine/buffers.h"
+
+using namespace lrmoe;
+using namespace lrmoe::testing;
+
+namespace {
+
+LayerShape Shape(DataType type) {
+  LayerShape shape;
+  shape.num_experts = 6;
+  shape.top_k = 2;
+  shape.hidden_size = 96;
+  shape.intermediate_size = 48;
+  shape.dtype = type;
+  return shape;
+}
+
+struct Case {
+  DataType type = DataType::kBf16;
+  double retention = 1.0;
+  double replicas = 0.0;
+  bool exact = true;
+  bool recompute = false;
+};
+
+std::vector<std::vector<engine::InvocationReport>> RunCase(const Case& c,
+                                                           const std::vector<int64_t>& tokens) {
+  const MoeProblem problem = RandomProblem(Shape(c.type), tokens, Routing::kSkewed, 3);
+  ScriptedPlans plans{.seed = 17, .replica_probability = c.replicas, .retention = c.retention};
+  plans.scatter_backward = false;
+  plans.router_gradient = c.exact ? RouterGradient::kExact : RouterGradient::kRetained;
+  RunSetup setup{{}, plans, {}};
+  setup.options.recompute_activation = c.recompute;
+  LayerOutput output;
+  std::vector<std::vector<engine::InvocationReport>> reports;
+  for (const absl::Status& status : RunLayer(problem, setup, output, &reports)) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
+  return reports;
+}
+
+}  // namespace
+
+TEST_CASE("measured peak bytes equal the memory model's prediction within 2 %") {
+  double worst = 0;
+  for (const DataType type : {DataType::kFp32, DataType::kBf16})
+    for (const double retention : {1.0, 0.9, 0.7, 0.5, 0.2})
+      for (const double replicas : {0.0, 0.5})
+        for (const bool exact : {true, false})
+          for (const bool recompute : {false, true})
+            for (const auto& tokens : {std::vector<int64_t>{400}, {350, 150}, {200, 90, 310}, {300, 0}}) {
+              const Case c{type, retention, replicas, exact, recompute};
+              CAPTURE(std::string(Name(type)), retention, replicas, exact, recompute, tokens);
+              for (const auto& rank : RunCase(c, tokens)) {
+                REQUIRE(rank.size() == 1);
+                const auto predicted = static_cast<double>(rank[0].predicted_bytes);
+                const auto measured = static_cast<double>(rank[0].peak_bytes);
+                CAPTURE(predicted, measured);
+                CHECK(std::abs(measured - predicted) <= 0.02 * predicted);
+                worst = std::max(worst, std::abs(measured - predicted) / predicted);
+              }
+            }
+  std::cout << "worst difference of measured and predicted peak: " << 100 * worst << " %\n";
+}
+
+TEST_CASE("the engine's prediction is the planner's") {
+  planner::PlanningProblem problem;
+  const MoeProblem layer = RandomProblem(Shape(DataType::kBf16), {120, 60, 200}, Routing::kSkewed, 5);
+  problem.owner = ContiguousOwners(6, 3);
+  problem.resident.resize(3);
+  for (int32_t r = 0; r < 3; ++r)
+    problem.cluster.ranks.push_back({0, 2, std::numeric_limits<int64_t>::max(), 1000.0});
+  problem.model.hidden_size = 96;
+  problem.model.intermediate_size = 48;
+  for (const double rate : {1.0, 0.7}) {
+    problem.policy.rates = {rate};
+    RunSetup setup{{}, PlannerPlans(problem), {}};
+    LayerOutput output;
+    std::vector<LayerPlan> plans(3);
+    std::vector<std::vector<engine::InvocationReport>> reports;
+    const std::vector<absl::Status> statuses = RunRanks(
+        layer, setup, output,
+        [&](RankRun& run) -> absl::Status {
+          LRMOE_ASSIGN_OR_RETURN(engine::ForwardResult result, run.Forward({1, 0, 0}));
+          plans[run.rank()] = result.plan.plan;
+          LRMOE_RETURN_IF_ERROR(run.Backward({1, 0, 0}).status());
+          run.ReadGradients(0);
+          return absl::OkStatus();
+        },
+        &reports);
+    for (int32_t r = 0; r < 3; ++r) {
+      INFO(statuses[r].ToString());
+      REQUIRE(statuses[r].ok());
+      CHECK(reports[r][0].predicted_bytes == plans[r].ranks[r].memory_bytes.total());
+      CHECK(std::abs(static_cast<double>(reports[r][0].peak_bytes - reports[r][0].predicted_bytes)) <=
+            0.02 * static_cast<double>(reports[r][0].predicted_bytes));
+    }
+    const MoeResult reference = ReferenceLayer(layer, output.kept, true);
+    CHECK(RelativeError(output.y, reference.y) < 1e-2);
+    CHECK(RelativeError(output.dx, reference.dx) < 1e-2);
+    for (int32_t e = 0; e < 6; ++e) CHECK(RelativeError(output.dw1[e], reference.dw1[e]) < 1e-2);
+  }
+}
+
+TEST_CASE("a steady state commits no more pages") {
+  const MoeProblem problem = RandomProblem(Shape(DataType::kBf16), {300, 200}, Routing::kSkewed, 3);
+  ScriptedPlans plans{.seed = 17, .replica_probability = 0.5, .retention = 0.7};
+  LayerOutput output;
+  const std::vector<absl::Status> statuses =
+      RunRanks(problem, {{}, plans, {}}, output, [](RankRun& run) -> absl::Status {
+        int64_t after_first = 0;
+        for (int64_t step = 1; step <= 4; ++step) {
+          for (int32_t mb = 0; mb < 2; ++mb) LRMOE_RETURN_IF_ERROR(run.Forward({1, 0, mb}).status());
+          for (int32_t mb = 0; mb < 2; ++mb) LRMOE_RETURN_IF_ERROR(run.Backward({1, 0, mb}).status());
+          if (step == 1) after_first = run.engine().arena_growths();
+        }
+        return run.engine().arena_growths() == after_first
+                   ? absl::OkStatus()
+                   : absl::InternalError("pages were committed again");
+      });
+  for (const absl::Status& status : statuses) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
+}
+
+TEST_CASE("arena blocks never overlap and memory is reused") {
+  auto arena = engine::Arena::Create(1 << 22, true);
+  REQUIRE(arena.ok());
+  Random random(1);
+  std::vector<engine::Buffer> blocks;
+  std::vector<std::byte> marks;
+  int64_t in_use = 0;
+  for (int i = 0; i < 20000; ++i) {
+    if (!blocks.empty() && random.Below(2) == 0) {
+      const size_t at = random.Below(blocks.size());
+      for (std::byte b : blocks[at].bytes()) REQUIRE(b == marks[at]);
+      in_use -= blocks[at].size();
+      blocks[at] = std::move(blocks.back());
+      blocks.pop_back();
+      marks[at] = marks.back();
+      marks.pop_back();
+      REQUIRE((*arena)->bytes_in_use() == in_use);
+      continue;
+    }
+    auto block = (*arena)->Take(random.Between(0, 3000), "a test");
+    if (!block.ok()) {
+      REQUIRE(block.status().code() == absl::StatusCode::kResourceExhausted);
+      blocks.clear();
+      marks.clear();
+      in_use = 0;
+      continue;
+    }
+    REQUIRE(std::all_of(block->bytes().begin(), block->bytes().end(),
+                        [](std::byte b) { return b == std::byte{0xFF}; }));
+    marks.push_back(std::byte(i % 251));
+    std::fill(block->bytes().begin(), block->bytes().end(), marks.back());
+    in_use += block->size();
+    blocks.push_back(*std::move(block));
+  }
+  blocks.clear();
+  // Everything coalesced: one block of the whole arena fits again.
+  REQUIRE((*arena)->Take(1 << 22, "all").ok());
+}
