@@ -25,6 +25,12 @@ int64_t StageBytes(const MemoryCoefficients& c, int stage, const RankWork& work)
   return bytes;
 }
 
+// Replica weights or gradients in transit, each direction at most the staging buffer.
+int64_t InTransit(const RankWork& work, int64_t expert_bytes) {
+  return std::min(kExchangeStagingBytes, SaturatingMul(work.replicas, expert_bytes)) +
+         std::min(kExchangeStagingBytes, SaturatingMul(work.exported_replicas, expert_bytes));
+}
+
 // Largest n for which `fixed` plus n * forward_per_row forward and n * kept_per_row kept rows fits in every
 // stage.
 int64_t MostRows(const MemoryCoefficients& c, const RankWork& fixed, int64_t available,
@@ -60,6 +66,9 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
   out.forward_row_bytes = h + saved_a;
   out.source_pair_bytes = 16 + y;
   out.staged_moved_row_bytes = h + saved_a;
+  const int64_t blocks = (parameters + kExchangeBlockElements - 1) / kExchangeBlockElements;
+  out.staged_weights_bytes = blocks * kExchangeBlockElements * w;
+  out.staged_gradient_bytes = blocks * kExchangeBlockElements * 4;
   // Numbers without a width are index and scalar arrays: 4 bytes each, 1 for the kept marks.
   out.stages = {{
       {20 + h, 2 * h + 4, 0},                   // dispatch: payloads out and in, x
@@ -89,6 +98,12 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
   int64_t largest = 0;
   for (int stage = 0; stage < MemoryCoefficients::kNumStages; ++stage)
     largest = std::max(largest, StageBytes(c, stage, work));
+  // Replica weights come in when only pairs and x are there, gradients leave when only scalars are.
+  const int64_t h = c.stages[1].forward_row / 2;
+  largest = std::max(largest, SaturatingMul(work.source_pairs, 8) + SaturatingMul(work.forward_rows, h) +
+                                  InTransit(work, c.staged_weights_bytes));
+  largest = std::max(largest, SaturatingMul(work.source_pairs, 29) + SaturatingMul(work.kept_rows, 12) +
+                                  InTransit(work, c.staged_gradient_bytes));
   out.staging = std::max<int64_t>(0, largest - out.tokens);
   return out;
 }

@@ -33,6 +33,9 @@ struct MemoryCoefficients {
   int64_t kept_row_bytes = 0;
   // Saved state of a kept pair that another instance executes, on the wire.
   int64_t staged_moved_row_bytes = 0;
+  // One expert's weights and gradient on their way between owner and replica, in whole blocks.
+  int64_t staged_weights_bytes = 0;
+  int64_t staged_gradient_bytes = 0;
 
   static constexpr int kNumStages = 12;
   std::array<MemoryStage, kNumStages> stages;  // saved bytes included
@@ -41,6 +44,7 @@ struct MemoryCoefficients {
 
 // Rows and parameters beyond this, per direction, travel in rounds through a buffer of at most this size.
 inline constexpr int64_t kExchangeStagingBytes = int64_t{2} << 20;
+inline constexpr int64_t kExchangeBlockElements = 4096;  // parameters travel in blocks of this many
 
 struct MemoryModelOptions {
   int32_t hidden_size = 2048;
@@ -58,6 +62,7 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options);
 struct RankWork {
   int64_t owned_experts = 0;
   int64_t replicas = 0;
+  int64_t exported_replicas = 0;  // replicas of its experts on other ranks
   int64_t source_pairs = 0;  // T * k of this rank as a source
   int64_t forward_rows = 0;  // sum of F[e][i] over its instances
   int64_t kept_rows = 0;     // sum of X[e][i] over its instances

@@ -53,8 +53,12 @@ std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candid
     out[placed.rank[i]].backward_rows += candidate.backward[i];
   }
   const Moves moves = WorstMoves(work, candidate);
+  std::vector<int64_t> exported(work.num_ranks, 0);
+  for (int32_t e = 0; e < work.num_experts; ++e)
+    exported[placed.rank[placed.first[e]]] += placed.first[e + 1] - placed.first[e] - 1;
   for (int32_t g = 0; g < work.num_ranks; ++g) {
     RankWork rank;
+    rank.exported_replicas = exported[g];
     rank.owned_experts = work.num_owned[g];
     rank.replicas = placed.replicas[g];
     rank.source_pairs = work.source_pairs[g];

@@ -96,6 +96,7 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
   std::vector<int64_t> routed(plan.quota.size(), 0);
   for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
   for (const InstancePlan& instance : plan.instances) {
+    work.exported_replicas += !instance.owner && store->owner()[instance.expert_idx] == rank();
     if (instance.rank_idx != rank()) continue;
     const int64_t quota = plan.quota[instance.expert_idx];
     work.replicas += !instance.owner;
@@ -269,7 +270,9 @@ ExpertStore& Engine::store() {
 int64_t Engine::open_contexts() const {
   return impl_->contexts.size();
 }
-int64_t Engine::arena_growths() const { return impl_->arena->growths(); }
+int64_t Engine::arena_growths() const {
+  return impl_->arena->growths();
+}
 int64_t Engine::peak_bytes() const {
   return impl_->peak_bytes;
 }

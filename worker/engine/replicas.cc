@@ -5,6 +5,7 @@
 #include <map>
 
 #include "common/check.h"
+#include "common/memory_model.h"
 #include "common/status_macros.h"
 
 namespace lrmoe::engine {
@@ -12,7 +13,7 @@ namespace {
 
 // Experts between each pair of ranks, laid one after another in the order of the transfers. Units are blocks
 // of parameters, so that a large expert passes through a small staging buffer.
-constexpr int64_t kBlockElements = 4096;
+constexpr int64_t kBlockElements = kExchangeBlockElements;
 
 struct Route {
   StagedTransfer staged;

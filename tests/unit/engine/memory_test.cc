@@ -59,7 +59,7 @@ TEST_CASE("measured peak bytes equal the memory model's prediction within 2 %") 
       for (const double replicas : {0.0, 0.5})
         for (const bool exact : {true, false})
           for (const bool recompute : {false, true})
-            for (const auto& tokens : {std::vector<int64_t>{400}, {350, 150}, {200, 90, 310}, {300, 0}}) {
+            for (const auto& tokens : {std::vector<int64_t>{400}, {1300, 700}, {500, 900, 1100}, {1500, 0}}) {
               const Case c{type, retention, replicas, exact, recompute};
               CAPTURE(std::string(Name(type)), retention, replicas, exact, recompute, tokens);
               for (const auto& rank : RunCase(c, tokens)) {
