@@ -1,4 +1,5 @@
-// Always-on checks for programmer errors. They print both operands and abort; operating errors are absl::Status.
+// Always-on checks for programmer errors. They print both operands and abort; operating errors are
+// absl::Status.
 #pragma once
 
 #include <sstream>
@@ -18,16 +19,17 @@ template <typename A, typename B>
 
 }  // namespace lrmoe
 
-#define LRMOE_CHECK(condition) \
-  do {                         \
-    if (!(condition)) [[unlikely]] ::lrmoe::CheckFailed(__FILE__, __LINE__, #condition); \
+#define LRMOE_CHECK(condition)                              \
+  do {                                                      \
+    if (!(condition)) [[unlikely]]                          \
+      ::lrmoe::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define LRMOE_CHECK_OP(op, a, b)                                                             \
-  do {                                                                                       \
-    const auto& lrmoe_check_a = (a);                                                         \
-    const auto& lrmoe_check_b = (b);                                                         \
-    if (!(lrmoe_check_a op lrmoe_check_b)) [[unlikely]]                                      \
+#define LRMOE_CHECK_OP(op, a, b)                                                                   \
+  do {                                                                                             \
+    const auto& lrmoe_check_a = (a);                                                               \
+    const auto& lrmoe_check_b = (b);                                                               \
+    if (!(lrmoe_check_a op lrmoe_check_b)) [[unlikely]]                                            \
       ::lrmoe::CheckOpFailed(__FILE__, __LINE__, #a " " #op " " #b, lrmoe_check_a, lrmoe_check_b); \
   } while (false)
 

@@ -25,10 +25,12 @@ class RoutedCounts {
     return counts_[static_cast<size_t>(source_idx) * num_experts_ + expert_idx];
   }
   std::span<int64_t> source(int32_t source_idx) {
-    return {counts_.data() + static_cast<size_t>(source_idx) * num_experts_, static_cast<size_t>(num_experts_)};
+    return {counts_.data() + static_cast<size_t>(source_idx) * num_experts_,
+            static_cast<size_t>(num_experts_)};
   }
   std::span<const int64_t> source(int32_t source_idx) const {
-    return {counts_.data() + static_cast<size_t>(source_idx) * num_experts_, static_cast<size_t>(num_experts_)};
+    return {counts_.data() + static_cast<size_t>(source_idx) * num_experts_,
+            static_cast<size_t>(num_experts_)};
   }
   bool operator==(const RoutedCounts&) const = default;
 

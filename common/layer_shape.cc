@@ -7,11 +7,17 @@
 
 namespace lrmoe {
 
-int64_t SizeInBytes(DataType type) { return type == DataType::kBf16 ? 2 : 4; }
+int64_t SizeInBytes(DataType type) {
+  return type == DataType::kBf16 ? 2 : 4;
+}
 
-absl::string_view Name(DataType type) { return type == DataType::kBf16 ? "bf16" : "fp32"; }
+absl::string_view Name(DataType type) {
+  return type == DataType::kBf16 ? "bf16" : "fp32";
+}
 
-absl::string_view Name(Activation activation) { return activation == Activation::kSilu ? "silu" : "gelu"; }
+absl::string_view Name(Activation activation) {
+  return activation == Activation::kSilu ? "silu" : "gelu";
+}
 
 absl::StatusOr<DataType> ParseDataType(absl::string_view name) {
   if (name == "bf16") return DataType::kBf16;

@@ -63,9 +63,9 @@ struct RankWork {
   int64_t owned_experts = 0;
   int64_t replicas = 0;
   int64_t exported_replicas = 0;  // replicas of its experts on other ranks
-  int64_t source_pairs = 0;  // T * k of this rank as a source
-  int64_t forward_rows = 0;  // sum of F[e][i] over its instances
-  int64_t kept_rows = 0;     // sum of X[e][i] over its instances
+  int64_t source_pairs = 0;       // T * k of this rank as a source
+  int64_t forward_rows = 0;       // sum of F[e][i] over its instances
+  int64_t kept_rows = 0;          // sum of X[e][i] over its instances
   // Kept pairs it ran forward and sends elsewhere, and the reverse; a plan states the worst case of each.
   int64_t moved_rows = 0;
   int64_t received_rows = 0;

@@ -1,4 +1,5 @@
-// The plan of one layer invocation: placement, quotas and allocations, with what was predicted and what was rejected.
+// The plan of one layer invocation: placement, quotas and allocations, with what was predicted and what was
+// rejected.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ struct InstancePlan {
   int32_t expert_idx = 0;
   int32_t rank_idx = 0;
   bool owner = false;
-  bool is_new = false;  // a replica whose weights the rank does not hold yet
-  int64_t forward_rows = 0;   // F[e][i]
-  int64_t backward_rows = 0;  // X[e][i]
+  bool is_new = false;                          // a replica whose weights the rank does not hold yet
+  int64_t forward_rows = 0;                     // F[e][i]
+  int64_t backward_rows = 0;                    // X[e][i]
   std::vector<int64_t> forward_rows_by_source;  // [S]; sums to forward_rows
   bool operator==(const InstancePlan&) const = default;
 };
@@ -59,12 +60,12 @@ struct RejectedCandidate {
 
 struct LayerPlan {
   Invocation invocation;
-  std::string policy;  // planner name
+  std::string policy;    // planner name
   bool feasible = true;  // false only under on_infeasible = best_effort
   double retention_rate = 1.0;
-  std::vector<int64_t> quota;            // K_e, [E]
-  std::vector<InstancePlan> instances;   // ordered by (expert_idx, owner first, rank_idx)
-  std::vector<RankPlan> ranks;           // [G]
+  std::vector<int64_t> quota;           // K_e, [E]
+  std::vector<InstancePlan> instances;  // ordered by (expert_idx, owner first, rank_idx)
+  std::vector<RankPlan> ranks;          // [G]
   ImbalanceSummary imbalance;
   int32_t new_replicas = 0;
   PredictedTime predicted_us;
@@ -73,7 +74,8 @@ struct LayerPlan {
   bool operator==(const LayerPlan&) const = default;
 };
 
-// What a worker executes: the plan and the policy settings that must be equal on all ranks for this invocation.
+// What a worker executes: the plan and the policy settings that must be equal on all ranks for this
+// invocation.
 struct ExecutionPlan {
   LayerPlan plan;
   Selection selection = Selection::kLrm;

@@ -13,7 +13,8 @@ namespace lrmoe {
 namespace {
 
 constexpr absl::string_view kFields =
-    "planner, rates, retention_floor, balance_tolerance, window_us, on_infeasible, selection, router_gradient, seed";
+    "planner, rates, retention_floor, balance_tolerance, window_us, on_infeasible, selection, "
+    "router_gradient, seed";
 
 absl::Status Bad(absl::string_view field, absl::string_view value, absl::string_view allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is \"", value, "\"; allowed: ", allowed));
@@ -37,7 +38,8 @@ absl::Status ParseNumber(absl::string_view field, absl::string_view text, double
 }
 
 template <typename Enum>
-absl::Status ParseEnum(absl::string_view field, absl::string_view text, std::initializer_list<Enum> all, Enum& out) {
+absl::Status ParseEnum(absl::string_view field, absl::string_view text, std::initializer_list<Enum> all,
+                       Enum& out) {
   std::vector<absl::string_view> names;
   for (Enum value : all) {
     if (Name(value) == text) {
@@ -51,19 +53,27 @@ absl::Status ParseEnum(absl::string_view field, absl::string_view text, std::ini
 
 }  // namespace
 
-absl::string_view Name(OnInfeasible value) { return value == OnInfeasible::kFail ? "fail" : "best_effort"; }
+absl::string_view Name(OnInfeasible value) {
+  return value == OnInfeasible::kFail ? "fail" : "best_effort";
+}
 
 absl::string_view Name(Selection value) {
   switch (value) {
-    case Selection::kLrm: return "lrm";
-    case Selection::kGradNorm2: return "grad_norm2";
-    case Selection::kGradAbs: return "grad_abs";
-    case Selection::kRandom: return "random";
+    case Selection::kLrm:
+      return "lrm";
+    case Selection::kGradNorm2:
+      return "grad_norm2";
+    case Selection::kGradAbs:
+      return "grad_abs";
+    case Selection::kRandom:
+      return "random";
   }
   return "unknown";
 }
 
-absl::string_view Name(RouterGradient value) { return value == RouterGradient::kExact ? "exact" : "retained"; }
+absl::string_view Name(RouterGradient value) {
+  return value == RouterGradient::kExact ? "exact" : "retained";
+}
 
 absl::Status Validate(const Policy& policy) {
   if (policy.planner != "lrmoe" && policy.planner != "fixed")
@@ -121,7 +131,8 @@ absl::Status SetPolicyField(Policy& policy, absl::string_view field, absl::strin
 std::vector<std::pair<std::string, std::string>> PolicyFields(const Policy& policy) {
   return {
       {"planner", policy.planner},
-      {"rates", absl::StrJoin(policy.rates, ",", [](std::string* out, double rate) { out->append(Text(rate)); })},
+      {"rates",
+       absl::StrJoin(policy.rates, ",", [](std::string* out, double rate) { out->append(Text(rate)); })},
       {"retention_floor", Text(policy.retention_floor)},
       {"balance_tolerance", Text(policy.balance_tolerance)},
       {"window_us", Text(policy.window_us)},

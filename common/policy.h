@@ -22,7 +22,8 @@ struct Policy {
   std::vector<double> rates = {1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5};
   double retention_floor = 0.0;     // least K_e / N_e of any expert, 0..1
   double balance_tolerance = 0.01;  // peak load may exceed the mean by this fraction, 0..10
-  double window_us = std::numeric_limits<double>::infinity();  // communication must fit; > 0; infinity: no limit
+  double window_us =
+      std::numeric_limits<double>::infinity();  // communication must fit; > 0; infinity: no limit
   OnInfeasible on_infeasible = OnInfeasible::kFail;
   Selection selection = Selection::kLrm;
   RouterGradient router_gradient = RouterGradient::kExact;
@@ -38,7 +39,8 @@ absl::string_view Name(Selection value);       // lrm | grad_norm2 | grad_abs | 
 absl::string_view Name(RouterGradient value);  // exact | retained
 
 // Sets one field from its text form ("rates" takes a comma-separated list, "window_us" takes "inf").
-// InvalidArgument for an unknown field (the message lists the known ones) or a bad value; `policy` is then unchanged.
+// InvalidArgument for an unknown field (the message lists the known ones) or a bad value; `policy` is then
+// unchanged.
 absl::Status SetPolicyField(Policy& policy, absl::string_view field, absl::string_view value);
 // All fields as (name, text) in a fixed order; SetPolicyField accepts every pair.
 std::vector<std::pair<std::string, std::string>> PolicyFields(const Policy& policy);

@@ -16,7 +16,9 @@ class Random {
     return z ^ (z >> 31);
   }
   // Uniform in [0, bound); bound > 0.
-  uint64_t Below(uint64_t bound) { return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * bound) >> 64); }
+  uint64_t Below(uint64_t bound) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * bound) >> 64);
+  }
   // Uniform in [low, high].
   int64_t Between(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(Below(static_cast<uint64_t>(high - low) + 1));

@@ -2,6 +2,7 @@
 # deploy/install-packages.sh GROUP...: installs what is missing of Debian 12's packages. Groups:
 #   build   compilers and libraries of the C++ programs
 #   python  PyTorch, gRPC, NumPy and Matplotlib for /usr/bin/python3
+#   tests   what only the tests need
 #   text    the English text the quickstart learns by default
 set -euo pipefail
 
@@ -11,6 +12,7 @@ declare -A groups=(
     libdnnl-dev"
   # Debian's PyTorch multiplies with whatever libblas is installed: OpenBLAS is ten times the reference BLAS.
   [python]="python3-torch python3-grpcio python3-protobuf python3-numpy python3-matplotlib libopenblas0-pthread"
+  [tests]="clang-format"
   [text]="perl-doc"
 )
 

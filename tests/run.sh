@@ -88,7 +88,7 @@ counted() {  # counted NAME LOG COMMAND...: a program that ends with "N passed, 
 
 if [ "$install" = 1 ]; then
   stage "packages"
-  deploy/install-packages.sh build python text || { fail "packages"; finish; }
+  deploy/install-packages.sh build python tests text || { fail "packages"; finish; }
 fi
 python=${LRMOE_PYTHON:-/usr/bin/python3}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 \

@@ -39,7 +39,7 @@ struct EngineOptions {
   int64_t memory_budget_bytes = INT64_MAX;  // of this rank over all layers; a context beyond it is refused
   int32_t max_open_contexts = 256;          // forwards saved for backward, over all layers; 1..65536
   std::chrono::milliseconds collective_timeout{60000};  // per exchange
-  std::chrono::milliseconds finish_timeout{86400000};   // of Finish: ranks may be done at very different times
+  std::chrono::milliseconds finish_timeout{86400000};  // of Finish: ranks may be done at very different times
   std::chrono::milliseconds plan_timeout{60000};
   // Node of each rank, equal on all ranks: kept pairs that must move prefer their node. Empty: one node.
   std::vector<int32_t> nodes;
@@ -126,7 +126,7 @@ class Engine {
 
   ExpertStore& store();
   int64_t open_contexts() const;
-  int64_t peak_bytes() const;  // measured over all layers since Create, as the memory model counts bytes
+  int64_t peak_bytes() const;     // measured over all layers since Create, as the memory model counts bytes
   int64_t arena_growths() const;  // times that tensor memory had to grow; constant in a steady state
 
  private:

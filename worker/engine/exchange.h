@@ -46,8 +46,8 @@ class Exchange {
                          std::span<std::byte> recv);
   absl::Status Max(absl::string_view operation, std::span<int64_t> values);
 
-  // Stages at most kExchangeStagingBytes (or one unit per peer) in `arena`, each for sending and receiving. Nothing happens when max_units is
-  // 0.
+  // Stages at most kExchangeStagingBytes (or one unit per peer) in `arena`, each for sending and receiving.
+  // Nothing happens when max_units is 0.
   absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,
                       const FillUnits& fill, const TakeUnits& take);
   static constexpr int64_t kStagingBytes = int64_t{4}

@@ -1,6 +1,6 @@
-// The expert parameters of one rank: owned experts with masters, moments and gradients, and replicas of other ranks'.
-// Layout of one expert everywhere (weights, gradient, master, moments): W1[fc1_width, H] (gate rows, then up rows),
-// then W2[H, F], row-major, contiguous.
+// The expert parameters of one rank: owned experts with masters, moments and gradients, and replicas of other
+// ranks'. Layout of one expert everywhere (weights, gradient, master, moments): W1[fc1_width, H] (gate rows,
+// then up rows), then W2[H, F], row-major, contiguous.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace lrmoe::engine {
 
-// One expert in compute precision with its gradient. Pointers stay valid as long as the store (owned experts) or
-// until the replica is dropped.
+// One expert in compute precision with its gradient. Pointers stay valid as long as the store (owned experts)
+// or until the replica is dropped.
 struct ExpertInstance {
   int32_t expert_idx = 0;
   std::byte* weights = nullptr;  // compute type
@@ -29,13 +29,14 @@ struct OptimizerState {
   std::span<float> master, m, v;  // parameters_per_expert each
 };
 
-// Not thread-safe; used by the engine thread. The optimizer queue works on spans it was given (see optimizer.h).
+// Not thread-safe; used by the engine thread. The optimizer queue works on spans it was given (see
+// optimizer.h).
 class ExpertStore {
  public:
-  // `owner` [E]: the owning rank of each expert, in every layer alike. Allocates weights, gradients (zero), masters
-  // and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had.
-  static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(const ModelSpec& model, std::vector<int32_t> owner,
-                                                             int32_t rank);
+  // `owner` [E]: the owning rank of each expert, in every layer alike. Allocates weights, gradients (zero),
+  // masters and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had.
+  static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(const ModelSpec& model,
+                                                             std::vector<int32_t> owner, int32_t rank);
   ~ExpertStore();
 
   const ModelSpec& model() const;
@@ -48,10 +49,12 @@ class ExpertStore {
   ExpertInstance* Find(int32_t layer, int32_t expert_idx);
   OptimizerState State(int32_t layer, int32_t expert_idx);  // expert must be owned
 
-  // Version of a layer's owned experts: 0 before its weights are loaded, then 1, +1 per update. Equal on all ranks.
+  // Version of a layer's owned experts: 0 before its weights are loaded, then 1, +1 per update. Equal on all
+  // ranks.
   ParameterVersion version(int32_t layer) const;
-  void SetVersion(int32_t layer, ParameterVersion version);  // owned experts of the layer now have this version
-  int64_t optimizer_step() const;  // updates done so far, for bias correction
+  void SetVersion(int32_t layer,
+                  ParameterVersion version);  // owned experts of the layer now have this version
+  int64_t optimizer_step() const;             // updates done so far, for bias correction
   void SetOptimizerStep(int64_t step);
 
   // Replicas. Add returns the existing instance, or a new one with zero gradient and version 0.
@@ -59,14 +62,15 @@ class ExpertStore {
   void DropReplica(int32_t layer, int32_t expert_idx);
   std::vector<int32_t> Replicas(int32_t layer) const;  // ascending
 
-  // One owned expert from outside (fp32 or compute type; W1 and W2 in the layout above). Also sets the master.
-  // InvalidArgument when the expert is not owned or sizes differ; FailedPrecondition never.
+  // One owned expert from outside (fp32 or compute type; W1 and W2 in the layout above). Also sets the
+  // master. InvalidArgument when the expert is not owned or sizes differ; FailedPrecondition never.
   absl::Status Load(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
                     std::span<const std::byte> w2);
 
   void ZeroGradients(int32_t layer);  // owned and replica gradients
 
-  int64_t bytes(int32_t layer) const;  // weights + gradients of owned experts and replicas, as the memory model counts them
+  int64_t bytes(int32_t layer)
+      const;  // weights + gradients of owned experts and replicas, as the memory model counts them
 
  private:
   struct Impl;

@@ -128,7 +128,8 @@ absl::Status ForwardPass::Plan() {
     proposal.arguments = Fingerprint(context_.execution);
     proposal.status = CheckExecutable(context_.plan(), state_.store->owner(), state_.rank(), counts);
     if (context_.plan().invocation != args_.invocation)
-      proposal.status = absl::InternalError(absl::StrCat("the plan is for ", ToString(context_.plan().invocation)));
+      proposal.status =
+          absl::InternalError(absl::StrCat("the plan is for ", ToString(context_.plan().invocation)));
     if (proposal.status.ok()) proposal.status = Admit();
   }
   // Plans come to each rank by its own session: only after this does every rank know that all can go on.

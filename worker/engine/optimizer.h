@@ -24,7 +24,8 @@ class OptimizerQueue {
   // Queues the update of all owned experts of a layer: master, moments and weights; then zeroes nothing.
   // Until Wait returns the caller must not touch weights or gradients of that layer's owned experts.
   void Enqueue(int32_t layer, const AdamWStep& step);
-  // Until the queue is empty; then the versions of the updated layers are one higher. DeadlineExceeded names the layer.
+  // Until the queue is empty; then the versions of the updated layers are one higher. DeadlineExceeded names
+  // the layer.
   absl::Status Wait(Deadline deadline);
 
  private:

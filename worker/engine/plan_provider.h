@@ -1,4 +1,5 @@
-// Where the engine gets its plans from: the controller session in a worker, the planner itself in tests and benchmarks.
+// Where the engine gets its plans from: the controller session in a worker, the planner itself in tests and
+// benchmarks.
 #pragma once
 
 #include <cstdint>

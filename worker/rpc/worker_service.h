@@ -31,7 +31,8 @@ struct ServiceOptions {
   EngineFactory create_engine;
   // The first framework's model is known and all ranks agree on it. On the engine thread.
   std::function<void(const ModelSpec&)> on_model;
-  // A session is over, whatever ended it; calls of its client that were queued are done. On the engine thread.
+  // A session is over, whatever ended it; calls of its client that were queued are done. On the engine
+  // thread.
   std::function<void(const std::string& client)> on_closed;
   // An engine error ended the epoch (DeadlineExceeded or Unavailable). Once, on the engine thread.
   std::function<void(const absl::Status&)> on_dead;
