@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test. Ends with a line "N passed, N failed"; exit status 1 on a failure.
 #
-# usage: tests/run.sh [--quick] [--preset P] [--no-install]
-#   --quick       without the sanitizer builds
+# usage: tests/run.sh [--sanitizers] [--preset P] [--no-install]
+#   --sanitizers  build and run the C++ tests twice more: address and undefined-behaviour, then thread sanitizer
 #   --preset P    build and test this CMake preset (default release)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-quick=0 preset=release install=1
+sanitizers=0 preset=release install=1
 while [ $# -gt 0 ]; do
   case "$1" in
-    --quick) quick=1; shift ;;
+    --sanitizers) sanitizers=1; shift ;;
     --preset) preset=${2:?--preset wants a name}; shift 2 ;;
     --no-install) install=0; shift ;;
     -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -111,7 +111,7 @@ counted "Python on workers" build/python-distributed.log "$python" tests/python/
 stage "end to end"
 counted "end to end" build/e2e.log "$python" tests/e2e/run.py --build-dir "build/$preset"
 
-if [ "$quick" = 0 ]; then
+if [ "$sanitizers" = 1 ]; then
   for sanitizer in asan tsan; do
     stage "C++ tests, preset $sanitizer"
     build "$sanitizer" lrmoe_tests && unit "$sanitizer" -L unit

@@ -9,7 +9,7 @@ import os
 import subprocess
 
 # Where between the need at the lowest rate (0) and that with every row (1).
-POSITION = 0.7
+POSITION = 0.6
 MAX_SAMPLES = 24
 
 
