@@ -15,11 +15,6 @@
 namespace lrmoe::engine {
 namespace {
 
-absl::Status CheckSize(absl::string_view field, size_t size, int64_t wanted) {
-  if (static_cast<int64_t>(size) == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " has ", size, ", expected ", wanted));
-}
-
 absl::Status CheckArgs(EngineState& state, const BackwardArgs& args) {
   const ForwardContext* context = state.contexts.Find(args.invocation);
   if (context == nullptr)
@@ -134,7 +129,6 @@ absl::Status BackwardPass::Select() {
 
 absl::Status BackwardPass::Route() {
   const LayerPlan& plan = context_.plan();
-  static const std::vector<int32_t> kOneNode;
   std::vector<int32_t> node = state_.options.nodes;
   if (node.empty()) node.assign(state_.num_ranks(), 0);
   route_.moves = PlanMoves(plan, route_.kept, node);

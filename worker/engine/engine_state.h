@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "common/memory_model.h"
 #include "kernels/kernels.h"
 #include "worker/engine/agreement.h"
@@ -71,6 +72,12 @@ struct EngineState {
   // Ends the epoch after a failure between two exchanges: peers wait for this rank and must learn of it.
   absl::Status Fail(const absl::Status& status);
 };
+
+// InvalidArgument naming the field when an argument has another size than its shape says.
+inline absl::Status CheckSize(absl::string_view field, size_t size, int64_t wanted) {
+  if (static_cast<int64_t>(size) == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " has ", size, ", expected ", wanted));
+}
 
 absl::StatusOr<ForwardResult> RunForward(EngineState& state, const ForwardArgs& args);
 absl::StatusOr<BackwardResult> RunBackward(EngineState& state, const BackwardArgs& args);

@@ -13,11 +13,6 @@
 namespace lrmoe::engine {
 namespace {
 
-absl::Status CheckSize(absl::string_view field, size_t size, int64_t wanted) {
-  if (static_cast<int64_t>(size) == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " has ", size, ", expected ", wanted));
-}
-
 absl::Status CheckPairs(const ForwardArgs& args, int32_t num_experts, int32_t top_k) {
   for (size_t p = 0; p < args.expert_idx.size(); ++p) {
     const int64_t token = static_cast<int64_t>(p) / top_k, slot = static_cast<int64_t>(p) % top_k;
