@@ -130,7 +130,7 @@ class Loop {
                        "rows"};
     }
     SetQuotas(placed, candidate);
-    out.ranks = PredictRanks(work_, candidate);
+    out.ranks = PredictRanks(problem_, work_, candidate);
     out.time = PredictTime(problem_, work_, candidate);
     if (!out.rejection) out.rejection = CheckMemory(rate, out.ranks);
     const double needed_us = CommunicationUs(out.time);

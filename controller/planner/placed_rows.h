@@ -1,4 +1,5 @@
-// A placement with its forward rows, flat and in the order of a plan: (expert, owner first, rank).
+// A placement with its forward rows, flat and in the order of a plan: (expert, owner first, rank). Every
+// expert has an instance; at its owner only where the policy does not move owners.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,11 @@ struct PlacedRows {
   std::vector<int32_t> first;     // [E + 1] first instance of each expert
   std::vector<int32_t> expert;    // [I]
   std::vector<int32_t> rank;      // [I]
-  std::vector<uint8_t> is_new;    // [I] a replica that is not resident
+  std::vector<uint8_t> is_new;    // [I] neither resident nor the owner's
   std::vector<int64_t> forward;   // [I] F[e][i]
-  std::vector<int32_t> replicas;  // [G] replicas on each rank
+  std::vector<int32_t> replicas;  // [G] experts held beyond as many as the rank owns
   int32_t num_new = 0;
+  bool free_replicas = false;  // a bound: they take neither memory nor transfers
 
   int32_t size() const { return static_cast<int32_t>(rank.size()); }
 };

@@ -45,7 +45,8 @@ double Slowest(const std::vector<Traffic>& traffic, const Bandwidth& bandwidth) 
 
 }  // namespace
 
-std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candidate) {
+std::vector<RankPlan> PredictRanks(const PlanningProblem& problem, const Workload& work,
+                                   const Candidate& candidate) {
   const PlacedRows& placed = *candidate.placed;
   std::vector<RankPlan> out(work.num_ranks);
   for (int32_t i = 0; i < placed.size(); ++i) {
@@ -54,8 +55,10 @@ std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candid
   }
   const Moves moves = WorstMoves(work, candidate);
   std::vector<int64_t> exported(work.num_ranks, 0);
-  for (int32_t e = 0; e < work.num_experts; ++e)
-    exported[placed.rank[placed.first[e]]] += placed.first[e + 1] - placed.first[e] - 1;
+  for (int32_t i = 0; i < placed.size() && !placed.free_replicas; ++i) {
+    const int32_t owner = problem.owner[placed.expert[i]];
+    exported[owner] += placed.rank[i] != owner;
+  }
   for (int32_t g = 0; g < work.num_ranks; ++g) {
     RankWork rank;
     rank.exported_replicas = exported[g];
@@ -81,12 +84,12 @@ PredictedTime PredictTime(const PlanningProblem& problem, const Workload& work, 
   std::vector<Traffic> weights(work.num_ranks), gradients(work.num_ranks), rows(work.num_ranks);
   std::vector<double> forward(work.num_ranks, 0), backward(work.num_ranks, 0);
   for (int32_t e = 0; e < work.num_experts; ++e) {
-    const int32_t owner = placed.rank[placed.first[e]];
+    const int32_t owner = problem.owner[e];
     for (int32_t i = placed.first[e]; i < placed.first[e + 1]; ++i) {
       const int32_t rank = placed.rank[i];
       forward[rank] += static_cast<double>(placed.forward[i]);
       backward[rank] += static_cast<double>(candidate.backward[i]);
-      if (i == placed.first[e]) continue;
+      if (rank == owner || placed.free_replicas) continue;
       const bool on_node = ranks[rank].node == ranks[owner].node;
       const double weight_bytes = placed.is_new[i] ? parameters * static_cast<double>(model.weight_bytes) : 0;
       const double gradient_bytes =

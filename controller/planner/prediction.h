@@ -21,7 +21,8 @@ struct Candidate {
 
 // Bytes of each rank. Which pairs survive is unknown: staging covers the most rows that any outcome makes a
 // rank send to another instance, sum over its instances of max(0, min(F, K_e) - X).
-std::vector<RankPlan> PredictRanks(const Workload& work, const Candidate& candidate);
+std::vector<RankPlan> PredictRanks(const PlanningProblem& problem, const Workload& work,
+                                   const Candidate& candidate);
 
 // Times of the critical rank, microseconds. A row's service time is one third forward, two thirds backward;
 // links are full duplex, a rank's links inside and between nodes are charged one after the other. Dispatch

@@ -1,5 +1,6 @@
 #include "controller/planner/problem.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@ namespace {
 constexpr int32_t kMaxRanks = 1024;
 constexpr int32_t kMaxExperts = 4096;
 constexpr int64_t kMaxCount = int64_t{1} << 40;
+constexpr size_t kMaxHistory = 8;
 
 template <typename Value>
 absl::Status Bad(const std::string& field, Value value, absl::string_view allowed) {
@@ -63,12 +65,17 @@ absl::Status ValidateResidents(const PlanningProblem& problem) {
   if (problem.resident.size() != problem.cluster.ranks.size())
     return Bad("resident", absl::StrCat(problem.resident.size(), " lists"),
                absl::StrCat("none, or one per rank (", problem.cluster.ranks.size(), ")"));
+  const PolicyInfo* policy = FindPolicy(problem.policy.planner);
+  const bool moves_owners = policy != nullptr && policy->moves_owners;
   for (size_t g = 0; g < problem.resident.size(); ++g) {
     const auto& list = problem.resident[g];
-    if (list.size() > static_cast<size_t>(problem.cluster.ranks[g].replica_slots))
-      return Bad(
-          At("resident", g), absl::StrCat(list.size(), " experts"),
-          absl::StrCat("up to ", problem.cluster.ranks[g].replica_slots, ", the rank's replica_slots"));
+    const int32_t slots = problem.cluster.ranks[g].replica_slots;
+    const int64_t owned =
+        moves_owners ? std::count(problem.owner.begin(), problem.owner.end(), static_cast<int32_t>(g)) : 0;
+    if (static_cast<int64_t>(list.size()) > slots + owned)
+      return Bad(At("resident", g), absl::StrCat(list.size(), " experts"),
+                 absl::StrCat("up to ", slots + owned, ", the rank's replica_slots",
+                              moves_owners ? " and owned experts" : ""));
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string at = absl::StrCat(At("resident", g), "[", i, "]");
       if (list[i] < 0 || list[i] >= num_experts)
@@ -76,6 +83,28 @@ absl::Status ValidateResidents(const PlanningProblem& problem) {
       if (i > 0 && list[i] <= list[i - 1]) return Bad(at, list[i], "ascending, distinct experts");
       if (problem.owner[list[i]] == static_cast<int32_t>(g))
         return Bad(at, list[i], "experts that the rank does not own");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateHistory(const PlanningProblem& problem) {
+  const int32_t num_experts = problem.counts.num_experts();
+  const int64_t most = kMaxCount * problem.counts.num_sources();
+  if (problem.history.size() > kMaxHistory)
+    return Bad("history", absl::StrCat(problem.history.size(), " invocations"), "up to 8");
+  for (size_t i = 0; i < problem.history.size(); ++i) {
+    const std::vector<int64_t>& counts = problem.history[i];
+    if (counts.size() != static_cast<size_t>(num_experts))
+      return Bad(At("history", i), absl::StrCat(counts.size(), " entries"),
+                 absl::StrCat("one per column of counts (", num_experts, ")"));
+    int64_t total = 0;
+    for (int32_t e = 0; e < num_experts; ++e) {
+      if (counts[e] < 0 || counts[e] > most)
+        return Bad(absl::StrCat(At("history", i), "[", e, "]"), counts[e], "0..2^40 x ranks");
+      total += counts[e];  // at most 2 x 2^50: checked at every step
+      if (total > most)
+        return Bad(At("history", i), absl::StrCat("a total above ", most), "a total up to 2^40 x ranks");
     }
   }
   return absl::OkStatus();
@@ -115,6 +144,7 @@ absl::Status Validate(const PlanningProblem& problem) {
     if (problem.owner[e] < 0 || problem.owner[e] >= num_ranks)
       return Bad(At("owner", e), problem.owner[e], absl::StrCat("0..", num_ranks - 1));
   LRMOE_RETURN_IF_ERROR(ValidateResidents(problem));
+  LRMOE_RETURN_IF_ERROR(ValidateHistory(problem));
   LRMOE_RETURN_IF_ERROR(ValidateModel(problem.model));
   // Policies that only a simulation can run are no planners of a job, but legal here.
   if (FindPolicy(problem.policy.planner) == nullptr) {

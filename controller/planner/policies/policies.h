@@ -29,6 +29,14 @@ struct PolicyInfo {
   absl::string_view differs;  // where this implementation departs from the source; empty: nowhere
   bool live = false;          // a controller can run it
   absl::StatusOr<LayerPlan> (*plan)(const PlanningProblem& problem, const Workload& work) = nullptr;
+  // Plans from problem.history; without any it says in `assumes` where it starts.
+  bool uses_history = false;
+  // Lays out every instance anew: an expert's owner need not hold an instance of it. A rank holds at most as
+  // many experts as it owns and has replica_slots. What it held before but does not own arrives as residents.
+  // Any other (expert, rank) but the owner's is a new transfer.
+  bool moves_owners = false;
+  // A bound, not a policy: replicas need no slot, no memory and no transfer.
+  bool ideal = false;
 };
 
 // All of them, in the order tables show them.
