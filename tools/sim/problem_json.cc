@@ -1,13 +1,11 @@
 #include "tools/sim/problem_json.h"
 
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "common/json_fields.h"
 #include "common/status_macros.h"
 
 namespace lrmoe::sim {
@@ -16,67 +14,12 @@ namespace {
 using Json = nlohmann::json;
 using planner::PlanningProblem;
 
-std::string Shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
-
-absl::Status Bad(absl::string_view field, const Json& value, absl::string_view allowed) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", Shown(value), "; allowed: ", allowed));
-}
-
-absl::Status ReadInteger(const std::string& field, const Json& value, int64_t low, int64_t high,
-                         int64_t& out) {
-  const std::string allowed = absl::StrCat("an integer from ", low, " to ", high);
-  if (!value.is_number_integer()) return Bad(field, value, allowed);
-  if (value.is_number_unsigned() &&
-      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    return Bad(field, value, allowed);
-  out = value.get<int64_t>();
-  return out < low || out > high ? Bad(field, value, allowed) : absl::OkStatus();
-}
-
-absl::Status ReadInteger32(const std::string& field, const Json& value, int32_t& out) {
-  int64_t wide;
-  LRMOE_RETURN_IF_ERROR(ReadInteger(field, value, 0, std::numeric_limits<int32_t>::max(), wide));
-  out = static_cast<int32_t>(wide);
-  return absl::OkStatus();
-}
-
-absl::Status ReadNumber(const std::string& field, const Json& value, double& out) {
-  if (!value.is_number()) return Bad(field, value, "a number");
-  out = value.get<double>();
-  return absl::OkStatus();
-}
-
-absl::Status ReadList(const std::string& field, const Json& value, size_t most) {
-  if (!value.is_array()) return Bad(field, value, "a list");
-  if (value.size() > most)
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, " is a list of ", value.size(), " values; allowed: up to ", most));
-  return absl::OkStatus();
-}
-
-absl::Status CheckKeys(const std::string& field, const Json& value,
-                       std::initializer_list<const char*> known) {
-  if (!value.is_object()) return Bad(field, value, "an object");
-  for (const auto& [key, unused] : value.items()) {
-    bool found = false;
-    for (const char* name : known) found |= key == name;
-    if (!found)
-      return absl::InvalidArgumentError(absl::StrCat("unknown key \"", key.substr(0, 40), "\" in ", field,
-                                                     "; known: ", absl::StrJoin(known, ", ")));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ReadCounts(const Json& value, PlanningProblem& problem) {
-  LRMOE_RETURN_IF_ERROR(ReadList("counts", value, 1024));
-  if (value.empty()) return Bad("counts", value, "1..1024 lists, one per source rank");
+  LRMOE_RETURN_IF_ERROR(CheckList("counts", value, 1024));
+  if (value.empty()) return BadField("counts", value, "1..1024 lists, one per source rank");
   for (size_t s = 0; s < value.size(); ++s) {
     const std::string field = absl::StrCat("counts[", s, "]");
-    LRMOE_RETURN_IF_ERROR(ReadList(field, value[s], 4096));
+    LRMOE_RETURN_IF_ERROR(CheckList(field, value[s], 4096));
     if (value[s].empty() || value[s].size() != value[0].size())
       return absl::InvalidArgumentError(
           absl::StrCat(field, " is a list of ", value[s].size(), " values; allowed: ",
@@ -92,7 +35,7 @@ absl::Status ReadCounts(const Json& value, PlanningProblem& problem) {
 }
 
 absl::Status ReadRanks(const Json& value, PlanningProblem& problem) {
-  LRMOE_RETURN_IF_ERROR(ReadList("ranks", value, 1024));
+  LRMOE_RETURN_IF_ERROR(CheckList("ranks", value, 1024));
   for (size_t g = 0; g < value.size(); ++g) {
     const std::string field = absl::StrCat("ranks[", g, "]");
     LRMOE_RETURN_IF_ERROR(
@@ -100,8 +43,8 @@ absl::Status ReadRanks(const Json& value, PlanningProblem& problem) {
     RankResources rank;
     for (const auto& [key, item] : value[g].items()) {
       const std::string at = field + "." + key;
-      if (key == "node") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, rank.node));
-      if (key == "replica_slots") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, rank.replica_slots));
+      if (key == "node") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, rank.node));
+      if (key == "replica_slots") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, rank.replica_slots));
       if (key == "memory_bytes")
         LRMOE_RETURN_IF_ERROR(
             ReadInteger(at, item, 0, std::numeric_limits<int64_t>::max(), rank.memory_bytes));
@@ -113,14 +56,14 @@ absl::Status ReadRanks(const Json& value, PlanningProblem& problem) {
 }
 
 absl::Status ReadExperts(const std::string& field, const Json& value, std::vector<int32_t>& out) {
-  LRMOE_RETURN_IF_ERROR(ReadList(field, value, 4096));
+  LRMOE_RETURN_IF_ERROR(CheckList(field, value, 4096));
   for (size_t i = 0; i < value.size(); ++i)
-    LRMOE_RETURN_IF_ERROR(ReadInteger32(absl::StrCat(field, "[", i, "]"), value[i], out.emplace_back()));
+    LRMOE_RETURN_IF_ERROR(ReadInteger32(absl::StrCat(field, "[", i, "]"), value[i], 0, out.emplace_back()));
   return absl::OkStatus();
 }
 
 absl::Status ReadResident(const Json& value, PlanningProblem& problem) {
-  LRMOE_RETURN_IF_ERROR(ReadList("resident", value, 1024));
+  LRMOE_RETURN_IF_ERROR(CheckList("resident", value, 1024));
   for (size_t g = 0; g < value.size(); ++g)
     LRMOE_RETURN_IF_ERROR(
         ReadExperts(absl::StrCat("resident[", g, "]"), value[g], problem.resident.emplace_back()));
@@ -132,12 +75,13 @@ absl::Status ReadModel(const Json& value, MemoryModelOptions& model) {
       "model", value, {"hidden_size", "intermediate_size", "gated", "weight_bytes", "gradient_bytes"}));
   for (const auto& [key, item] : value.items()) {
     const std::string at = "model." + key;
-    if (key == "hidden_size") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, model.hidden_size));
-    if (key == "intermediate_size") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, model.intermediate_size));
+    if (key == "hidden_size") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, model.hidden_size));
+    if (key == "intermediate_size")
+      LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, model.intermediate_size));
     if (key == "weight_bytes") LRMOE_RETURN_IF_ERROR(ReadInteger(at, item, 1, 8, model.weight_bytes));
     if (key == "gradient_bytes") LRMOE_RETURN_IF_ERROR(ReadInteger(at, item, 1, 8, model.gradient_bytes));
     if (key == "gated") {
-      if (!item.is_boolean()) return Bad(at, item, "true, false");
+      if (!item.is_boolean()) return BadField(at, item, "true, false");
       model.gated = item.get<bool>();
     }
   }
@@ -158,11 +102,11 @@ absl::Status ReadPolicyField(const std::string& key, const Json& item, Policy& p
   if (key == "retention_floor") return ReadNumber(key, item, policy.retention_floor);
   if (key == "balance_tolerance") return ReadNumber(key, item, policy.balance_tolerance);
   if (key == "on_infeasible") {
-    if (item != "fail" && item != "best_effort") return Bad(key, item, "\"fail\", \"best_effort\"");
+    if (item != "fail" && item != "best_effort") return BadField(key, item, "\"fail\", \"best_effort\"");
     policy.on_infeasible = item == "fail" ? OnInfeasible::kFail : OnInfeasible::kBestEffort;
     return absl::OkStatus();
   }
-  LRMOE_RETURN_IF_ERROR(ReadList(key, item, 1000));
+  LRMOE_RETURN_IF_ERROR(CheckList(key, item, 1000));
   policy.rates.clear();
   for (size_t i = 0; i < item.size(); ++i)
     LRMOE_RETURN_IF_ERROR(ReadNumber(absl::StrCat("rates[", i, "]"), item[i], policy.rates.emplace_back()));
@@ -171,8 +115,9 @@ absl::Status ReadPolicyField(const std::string& key, const Json& item, Policy& p
 
 absl::Status ReadField(const std::string& key, const Json& item, PlanningProblem& problem) {
   if (key == "format")
-    return item == "lrmoe-planning-problem" ? absl::OkStatus() : Bad(key, item, "\"lrmoe-planning-problem\"");
-  if (key == "version") return item == 1 ? absl::OkStatus() : Bad(key, item, "1");
+    return item == "lrmoe-planning-problem" ? absl::OkStatus()
+                                            : BadField(key, item, "\"lrmoe-planning-problem\"");
+  if (key == "version") return item == 1 ? absl::OkStatus() : BadField(key, item, "1");
   if (key == "counts") return ReadCounts(item, problem);
   if (key == "ranks") return ReadRanks(item, problem);
   if (key == "owner") return ReadExperts(key, item, problem.owner);
@@ -182,38 +127,15 @@ absl::Status ReadField(const std::string& key, const Json& item, PlanningProblem
   return ReadPolicyField(key, item, problem.policy);
 }
 
-// nlohmann keeps the last of two equal keys; a repeated key is a mistake that has to be told.
-absl::StatusOr<Json> Parse(const std::string& text) {
-  std::vector<std::set<std::string>> keys;
-  std::string repeated;
-  const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      repeated = parsed.get<std::string>();
-    return true;
-  };
-  try {
-    Json json = Json::parse(text, watch);
-    if (!repeated.empty())
-      return absl::InvalidArgumentError(absl::StrCat("key \"", repeated.substr(0, 40), "\" appears twice"));
-    return json;
-  } catch (const Json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<PlanningProblem> ReadProblem(const std::string& text) {
-  LRMOE_ASSIGN_OR_RETURN(const Json json, Parse(text));
+  LRMOE_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   LRMOE_RETURN_IF_ERROR(
       CheckKeys("the problem", json,
                 {"format", "version", "counts", "ranks", "owner", "resident", "model", "bandwidth",
                  "window_us", "rates", "retention_floor", "balance_tolerance", "on_infeasible"}));
-  for (const char* required : {"counts", "owner", "ranks"})
-    if (!json.contains(required))
-      return absl::InvalidArgumentError(absl::StrCat("key \"", required, "\" is missing from the problem"));
+  LRMOE_RETURN_IF_ERROR(RequireKeys("the problem", json, {"counts", "owner", "ranks"}));
   PlanningProblem problem;
   for (const auto& [key, item] : json.items()) LRMOE_RETURN_IF_ERROR(ReadField(key, item, problem));
   LRMOE_RETURN_IF_ERROR(planner::Validate(problem));
