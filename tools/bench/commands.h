@@ -5,6 +5,7 @@
 
 namespace lrmoe::bench {
 
+void AddLayerCommand(CLI::App& app, int& exit_code);
 void AddGemmCommand(CLI::App& app, int& exit_code);
 void AddSelectCommand(CLI::App& app, int& exit_code);
 

@@ -117,12 +117,11 @@ nlohmann::json ToJson(const Result& r, double peak_gflop_per_cpu_s) {
 }
 
 void PrintTable(const nlohmann::json& out) {
-  std::printf(
-      "%s\nE %d  H %d  F %d  rows %d  skew %.2f  %s  threads %d  peak %.1f GFLOP/s per core (fp32, %s)\n",
-      out["gemm_path"].get<std::string>().c_str(), out["experts"].get<int>(), out["hidden"].get<int>(),
-      out["intermediate"].get<int>(), out["rows"].get<int>(), out["skew"].get<double>(),
-      out["dtype"].get<std::string>().c_str(), out["threads"].get<int>(),
-      out["peak_gflop_per_s"].get<double>(), out["peak_instructions"].get<std::string>().c_str());
+  std::printf("%s\nE %d  H %d  F %d  rows %d  skew %.2f  %s  threads %d  peak %.1f GFLOP/s per core (%s)\n",
+              out["gemm_path"].get<std::string>().c_str(), out["experts"].get<int>(),
+              out["hidden"].get<int>(), out["intermediate"].get<int>(), out["rows"].get<int>(),
+              out["skew"].get<double>(), out["dtype"].get<std::string>().c_str(), out["threads"].get<int>(),
+              out["peak_gflop_per_s"].get<double>(), out["peak_instructions"].get<std::string>().c_str());
   std::printf("%-10s %12s %14s %7s %16s %18s %10s %10s\n", "phase", "grouped ms", "one group ms", "ratio",
               "grouped cpu ms", "one group cpu ms", "cpu ratio", "of peak");
   for (const auto& [name, p] : out["phases"].items()) {
@@ -140,7 +139,7 @@ int Run(const Options& o) {
     return 1;
   }
   const Type type = o.dtype == "bf16" ? Type::kBf16 : Type::kFp32;
-  const Peak peak = MeasurePeak();
+  const Peak peak = MeasurePeak(type == Type::kBf16);
   const std::vector<int64_t> rows = ZipfRows(o);
   nlohmann::json out = {{"experts", o.experts},
                         {"hidden", o.hidden},

@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                        "lrmoe-bench " + std::string(lrmoe::Version().data(), lrmoe::Version().size()));
   app.require_subcommand(1);
   int exit_code = 0;
+  lrmoe::bench::AddLayerCommand(app, exit_code);
   lrmoe::bench::AddGemmCommand(app, exit_code);
   lrmoe::bench::AddSelectCommand(app, exit_code);
   try {

@@ -26,6 +26,20 @@ __attribute__((target("avx512f"))) float FmaAvx512() {
   return _mm512_cvtss_f32(sum);
 }
 
+// Each multiply-add is of two pairs of numbers per lane.
+__attribute__((target("avx512f,avx512bf16"))) float DotBf16() {
+  __m512 chain[kChains];
+  for (__m512& c : chain) c = _mm512_set1_ps(1.0f);
+  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3A833A83);  // 0.001
+  for (int64_t i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) chain[c] = _mm512_dpbf16_ps(chain[c], x, x);
+  }
+  __m512 sum = chain[0];
+  for (int c = 1; c < kChains; ++c) sum = _mm512_add_ps(sum, chain[c]);
+  return _mm512_cvtss_f32(sum);
+}
+
 __attribute__((target("avx2,fma"))) float FmaAvx2() {
   __m256 chain[kChains];
   for (__m256& c : chain) c = _mm256_set1_ps(1.0f);
@@ -54,11 +68,15 @@ float MultiplyAddSse() {
 
 }  // namespace
 
-Peak MeasurePeak() {
+Peak MeasurePeak(bool bf16) {
   float (*loop)() = MultiplyAddSse;
   int lanes = 4;
   Peak peak{"sse2", 0};
-  if (__builtin_cpu_supports("avx512f")) {
+  if (bf16 && __builtin_cpu_supports("avx512bf16")) {
+    loop = DotBf16;
+    lanes = 32;
+    peak.instructions = "avx512_bf16";
+  } else if (__builtin_cpu_supports("avx512f")) {
     loop = FmaAvx512;
     lanes = 16;
     peak.instructions = "avx512f";

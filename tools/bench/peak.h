@@ -4,10 +4,11 @@
 namespace lrmoe::bench {
 
 struct Peak {
-  const char* instructions;  // "avx512f", "avx2+fma", "sse2"
-  double gflop_per_s;        // fp32, one thread, per second of CPU time
+  const char* instructions;  // "avx512_bf16", "avx512f", "avx2+fma", "sse2"
+  double gflop_per_s;        // one thread, per second of CPU time
 };
 
-Peak MeasurePeak();
+// Of products of bf16 numbers where the machine has instructions for them, else of fp32 numbers.
+Peak MeasurePeak(bool bf16);
 
 }  // namespace lrmoe::bench

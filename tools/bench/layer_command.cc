@@ -1,0 +1,116 @@
+// lrmoe-bench layer: a whole MoE layer by the real engine, phase by phase.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "controller/planner/policies/policies.h"
+#include "tools/bench/commands.h"
+#include "tools/bench/layer_report.h"
+#include "tools/bench/layer_run.h"
+
+namespace lrmoe::bench {
+namespace {
+
+struct Options {
+  LayerRun run;
+  Arm arm{"lrmoe", 1.0};
+  std::string against, dtype = "bf16", router_gradient = "exact", activation_memory = "save";
+  std::string output = "table";
+};
+
+int Run(Options o) {
+  o.run.shape.dtype = o.dtype == "bf16" ? DataType::kBf16 : DataType::kFp32;
+  o.run.router_gradient = o.router_gradient == "exact" ? RouterGradient::kExact : RouterGradient::kRetained;
+  o.run.recompute_activation = o.activation_memory == "recompute";
+  o.run.arms = {o.arm};
+  if (!o.against.empty()) o.run.arms.push_back({o.against, 1.0});
+  if (const absl::Status valid = Validate(o.run.shape); !valid.ok()) {
+    std::cerr << "lrmoe-bench layer: " << valid.message() << "\n";
+    return 2;
+  }
+  const absl::StatusOr<LayerResult> result = RunLayer(o.run);
+  if (!result.ok()) {
+    std::cerr << "lrmoe-bench layer: " << result.status().message() << "\n";
+    return 1;
+  }
+  const nlohmann::json report = LayerReport(o.run, *result);
+  if (o.output == "json") {
+    std::cout << report.dump(2) << "\n";
+  } else {
+    PrintLayerReport(report);
+  }
+  return 0;
+}
+
+void AddShape(CLI::App* command, Options* o) {
+  LayerShape& shape = o->run.shape;
+  shape.num_experts = 16;
+  shape.top_k = 4;
+  shape.hidden_size = 256;
+  shape.intermediate_size = 128;
+  command->add_option("--experts", shape.num_experts)->check(CLI::Range(1, 4096))->capture_default_str();
+  command->add_option("--top-k", shape.top_k)->check(CLI::Range(1, 64))->capture_default_str();
+  command->add_option("--hidden", shape.hidden_size)->check(CLI::Range(1, 65536))->capture_default_str();
+  command->add_option("--intermediate", shape.intermediate_size)
+      ->check(CLI::Range(1, 262144))
+      ->capture_default_str();
+  command->add_option("--tokens", o->run.num_tokens, "of each rank")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--dtype", o->dtype)->check(CLI::IsMember({"bf16", "fp32"}))->capture_default_str();
+  command->add_option("--skew", o->run.skew, "Zipf exponent of the experts' popularity; 0: balanced")
+      ->check(CLI::Range(0.0, 4.0))
+      ->capture_default_str();
+}
+
+void AddPolicy(CLI::App* command, Options* o) {
+  std::vector<std::string> policies;
+  for (const planner::PolicyInfo& info : planner::AllPolicies()) policies.emplace_back(info.name);
+  command->add_option("--policy", o->arm.policy, "planner")
+      ->check(CLI::IsMember(policies))
+      ->capture_default_str();
+  command->add_option("--retention", o->arm.retention, "share of the rows the backward keeps, in (0, 1]")
+      ->check(CLI::Range(0.001, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--against", o->against,
+                   "measure this policy with every row kept as well, in turns; print the ratios")
+      ->check(CLI::IsMember(policies));
+  command->add_option("--replica-slots", o->run.replica_slots)
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  command->add_option("--router-gradient", o->router_gradient)
+      ->check(CLI::IsMember({"exact", "retained"}))
+      ->capture_default_str();
+  command->add_option("--activation-memory", o->activation_memory)
+      ->check(CLI::IsMember({"save", "recompute"}))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void AddLayerCommand(CLI::App& app, int& exit_code) {
+  auto* command = app.add_subcommand("layer", "A whole MoE layer by the engine, phase by phase");
+  auto options = std::make_shared<Options>();
+  AddShape(command, options.get());
+  AddPolicy(command, options.get());
+  command->add_option("--ranks", options->run.num_ranks, "threads of this process that are ranks")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command->add_option("--threads", options->run.num_threads, "compute threads of each rank")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command->add_option("--repetitions", options->run.steps, "measured steps")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command->add_option("--seed", options->run.seed)->capture_default_str();
+  command->add_option("--output", options->output)
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  command->callback([options, &exit_code] { exit_code = Run(*options); });
+}
+
+}  // namespace lrmoe::bench

@@ -1,0 +1,171 @@
+#include "tools/bench/layer_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/cluster.h"
+#include "common/status_macros.h"
+#include "kernels/kernels.h"
+#include "tools/bench/counting_transport.h"
+#include "tools/bench/local_plans.h"
+#include "worker/engine/engine.h"
+#include "worker/transport/inproc.h"
+
+namespace lrmoe::bench {
+namespace {
+
+// Measured steps of an arm before the other has its turn. The step before them is not measured: replicas of
+// the arm's plan come in and caches fill.
+constexpr int kStepsPerTurn = 5;
+
+planner::PlanningProblem ProblemOf(const LayerRun& run, const Arm& arm) {
+  planner::PlanningProblem problem;
+  problem.owner = ContiguousOwners(run.shape.num_experts, run.num_ranks);
+  for (int32_t r = 0; r < run.num_ranks; ++r) {
+    RankResources rank;
+    rank.replica_slots = run.replica_slots;
+    rank.memory_bytes = run.memory_budget_bytes;
+    problem.cluster.ranks.push_back(rank);
+  }
+  problem.model.hidden_size = run.shape.hidden_size;
+  problem.model.intermediate_size = run.shape.intermediate_size;
+  problem.model.gated = run.shape.gated;
+  problem.model.weight_bytes = SizeInBytes(run.shape.dtype);
+  problem.model.exact_router_gradient = run.router_gradient == RouterGradient::kExact;
+  problem.model.recompute_activation = run.recompute_activation;
+  problem.policy.planner = arm.policy;
+  problem.policy.rates = {arm.retention};
+  problem.policy.router_gradient = run.router_gradient;
+  return problem;
+}
+
+// One rank's thread.
+class Rank {
+ public:
+  Rank(const LayerRun& run, const RankInput& input, std::unique_ptr<transport::Transport> transport,
+       std::unique_ptr<engine::PlanProvider> plans)
+      : run_(run), input_(input), transport_(std::move(transport)), plans_(std::move(plans)) {
+    y_.resize(input.x.size());
+    dx_.resize(input.x.size());
+    dalpha_.resize(input.alpha.size());
+    arms_.resize(run.arms.size());
+    for (Outcome& arm : arms_) arm.kept.resize(input.alpha.size());
+  }
+
+  struct Outcome {
+    std::vector<InvocationReport> reports;
+    std::map<std::string, int64_t> sent_bytes;
+    std::vector<uint8_t> kept;
+    ExecutionPlan execution;
+  };
+  std::vector<Outcome>& arms() { return arms_; }
+
+  absl::Status Run() {
+    LRMOE_RETURN_IF_ERROR(Start());
+    int64_t step = 0;
+    for (int done = 0; done < run_.steps; done += kStepsPerTurn) {
+      for (size_t arm = 0; arm < arms_.size(); ++arm) {
+        const int measured = std::min(kStepsPerTurn, run_.steps - done);
+        for (int i = 0; i <= measured; ++i) {
+          LRMOE_RETURN_IF_ERROR(Step({++step, 0, static_cast<int32_t>(arm)}, i > 0));
+        }
+      }
+      LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Start() {
+    engine::EngineOptions options;
+    options.model = {1, run_.shape};
+    options.num_threads = run_.num_threads;
+    options.memory_budget_bytes = run_.memory_budget_bytes;
+    options.recompute_activation = run_.recompute_activation;
+    options.collective_timeout = std::chrono::minutes(10);
+    LRMOE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(options, &transport_, plans_.get()));
+    const LayerShape& shape = run_.shape;
+    const auto scale = [](int64_t depth) {
+      return static_cast<float>(1.7 / std::sqrt(static_cast<double>(depth)));
+    };
+    // Experts have equal weights: what a GEMM takes does not depend on them.
+    const std::vector<std::byte> w1 = RandomElements(shape.dtype, shape.fc1_width() * shape.hidden_size,
+                                                     scale(shape.hidden_size), run_.seed + 1);
+    const std::vector<std::byte> w2 =
+        RandomElements(shape.dtype, int64_t{shape.hidden_size} * shape.intermediate_size,
+                       scale(shape.intermediate_size), run_.seed + 2);
+    for (int32_t e : engine_->store().owned())
+      LRMOE_RETURN_IF_ERROR(engine_->LoadExpert(0, e, shape.dtype, w1, w2));
+    return engine_->FinishLoad(0);
+  }
+
+  absl::Status Step(const Invocation& invocation, bool measured) {
+    const auto arm_name = [&](const absl::Status& status) {
+      const Arm& arm = run_.arms[invocation.micro_batch];
+      return absl::Status(status.code(), absl::StrCat("policy ", arm.policy, ", retention ", arm.retention,
+                                                      ": ", std::string(status.message())));
+    };
+    Outcome& outcome = arms_[invocation.micro_batch];
+    transport_.TakeSentBytes();
+    auto forward = engine_->Forward(
+        {invocation, input_.num_tokens, input_.x, input_.expert_idx, input_.alpha, y_, true});
+    if (!forward.ok()) return arm_name(forward.status());
+    auto backward = engine_->Backward({invocation, input_.dy, dx_, dalpha_, outcome.kept});
+    if (!backward.ok()) return arm_name(backward.status());
+    outcome.sent_bytes = transport_.TakeSentBytes();
+    outcome.execution = std::move(forward->plan);
+    if (measured) outcome.reports.push_back(backward->report);
+    return absl::OkStatus();
+  }
+
+  const LayerRun& run_;
+  const RankInput& input_;
+  CountingTransport transport_;
+  std::unique_ptr<engine::PlanProvider> plans_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::vector<std::byte> y_, dx_;
+  std::vector<float> dalpha_;
+  std::vector<Outcome> arms_;
+};
+
+}  // namespace
+
+absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
+  LRMOE_ASSIGN_OR_RETURN(const auto device, kernels::CreateCpuDevice(1));
+  LayerResult result;
+  result.gemm_path = std::string(device->gemm_path());
+  for (int32_t r = 0; r < run.num_ranks; ++r)
+    result.inputs.push_back(MakeRankInput(run.shape, run.num_tokens, run.skew, run.seed, r));
+
+  std::vector<planner::PlanningProblem> problems;
+  for (const Arm& arm : run.arms) problems.push_back(ProblemOf(run, arm));
+  LocalPlans plans(std::move(problems));
+  auto transports = transport::CreateInprocGroup(run.num_ranks);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int32_t r = 0; r < run.num_ranks; ++r)
+    ranks.push_back(
+        std::make_unique<Rank>(run, result.inputs[r], std::move(transports[r]), plans.Provider(r)));
+  std::vector<absl::Status> statuses(run.num_ranks);
+  std::vector<std::thread> threads;
+  for (int32_t r = 0; r < run.num_ranks; ++r) threads.emplace_back([&, r] { statuses[r] = ranks[r]->Run(); });
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) LRMOE_RETURN_IF_ERROR(status);
+
+  for (size_t a = 0; a < run.arms.size(); ++a) {
+    ArmResult& arm = result.arms.emplace_back();
+    arm.execution = ranks[0]->arms()[a].execution;
+    arm.reports.resize(run.steps);
+    for (const auto& rank : ranks) {
+      const Rank::Outcome& outcome = rank->arms()[a];
+      for (int step = 0; step < run.steps; ++step) arm.reports[step].push_back(outcome.reports[step]);
+      arm.sent_bytes.push_back(outcome.sent_bytes);
+      arm.kept.push_back(outcome.kept);
+    }
+  }
+  return result;
+}
+
+}  // namespace lrmoe::bench

@@ -1,0 +1,58 @@
+// Runs the real engine on the ranks of a layer, each a thread of this process, and keeps what they report.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/layer_shape.h"
+#include "common/plan.h"
+#include "common/policy.h"
+#include "common/report.h"
+#include "tools/bench/layer_problem.h"
+
+namespace lrmoe::bench {
+
+// One way to run the layer. Arms share engines, weights and tensors and take turns, so that their ratios are
+// of one run.
+struct Arm {
+  std::string policy;      // planner
+  double retention = 1.0;  // the only candidate rate
+};
+
+struct LayerRun {
+  LayerShape shape;
+  int64_t num_tokens = 512;  // of each rank
+  double skew = 0;
+  int32_t num_ranks = 1;
+  int num_threads = 1;  // of each rank
+  int32_t replica_slots = 2;
+  int64_t memory_budget_bytes = INT64_MAX;  // of each rank
+  bool recompute_activation = false;
+  RouterGradient router_gradient = RouterGradient::kExact;
+  int steps = 10;  // measured, of each arm
+  uint64_t seed = 1;
+  std::vector<Arm> arms;
+};
+
+struct ArmResult {
+  // reports[step][rank]: forward and backward of one invocation.
+  std::vector<std::vector<InvocationReport>> reports;
+  // Of the last step, by rank: bytes sent by transport operation, kept pairs.
+  std::vector<std::map<std::string, int64_t>> sent_bytes;
+  std::vector<std::vector<uint8_t>> kept;
+  ExecutionPlan execution;
+};
+
+struct LayerResult {
+  std::string gemm_path;
+  std::vector<RankInput> inputs;  // [G]
+  std::vector<ArmResult> arms;
+};
+
+// Errors of the engine or the planner, with the arm named where one is to blame.
+absl::StatusOr<LayerResult> RunLayer(const LayerRun& run);
+
+}  // namespace lrmoe::bench
