@@ -71,7 +71,7 @@ class Loop {
     if (kept && !memory_limited_) return *kept;
     kept.emplace();
     kept->rows = hooks_.place(limits, variant);
-    kept->split = SplitBySource(problem_, work_, kept->rows);
+    kept->split = SplitBySource(problem_, work_, kept->rows, hooks_.split_rule);
     return *kept;
   }
 
@@ -147,14 +147,16 @@ class Loop {
       candidate.backward = placed.rows.forward;
       return;
     }
-    candidate.quota = UniformQuotas(work_, candidate.kept);
+    candidate.quota = hooks_.quota_rule == QuotaRule::kWaterfill && low_total_ <= candidate.kept
+                          ? WaterfillQuotas(work_, candidate.kept, low_)
+                          : UniformQuotas(work_, candidate.kept);
     const RankCapacity capacity = BackwardCapacity(placed);
     std::optional<BackwardRows> uniform = AllocateBackward(work_, placed.rows, capacity, candidate.quota);
     bool above_floor = true;
     for (int32_t e = 0; e < work_.num_experts; ++e) above_floor &= candidate.quota[e] >= low_[e];
     const double target = work_.TargetLevel(candidate.kept, problem_.policy.balance_tolerance);
     const bool good =
-        uniform && above_floor && (uniform->level <= target || hooks_.quota_rule == QuotaRule::kUniform);
+        uniform && above_floor && (uniform->level <= target || hooks_.quota_rule != QuotaRule::kFair);
     if (!good && hooks_.quota_rule == QuotaRule::kFair && low_total_ <= candidate.kept) {
       const double level = CarryingLevel(placed, capacity, candidate.kept, target);
       auto quota = FairQuotas(work_, placed.rows, capacity, level, candidate.kept, low_);

@@ -9,15 +9,18 @@
 #include "controller/planner/placed_rows.h"
 #include "controller/planner/problem.h"
 #include "controller/planner/replica_search.h"
+#include "controller/planner/source_split.h"
 #include "controller/planner/workload.h"
 
 namespace lrmoe::planner {
 
-enum class QuotaRule : uint8_t { kFair, kUniform };
+// kWaterfill: the same number of rows for every expert, as far as it has them.
+enum class QuotaRule : uint8_t { kFair, kUniform, kWaterfill };
 
 // How a policy takes part in the loop.
 struct PolicyHooks {
   QuotaRule quota_rule = QuotaRule::kFair;
+  SplitRule split_rule = SplitRule::kLocalFirst;
   // Placements to try for one candidate, in order of preference: variant 0, 1, ... num_variants - 1. `limits`
   // holds what memory leaves at this candidate's rate.
   int32_t num_variants = 1;

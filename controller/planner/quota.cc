@@ -188,6 +188,26 @@ std::vector<int64_t> UniformQuotas(const Workload& work, int64_t kept) {
   return quota;
 }
 
+std::vector<int64_t> WaterfillQuotas(const Workload& work, int64_t kept, const std::vector<int64_t>& low) {
+  const auto at = [&](int32_t e, int64_t level) { return std::clamp(level, low[e], work.rows[e]); };
+  int64_t level = 0, above = *std::max_element(work.rows.begin(), work.rows.end()) + 1;
+  while (above - level > 1) {  // the highest level that does not exceed `kept`
+    const int64_t middle = level + (above - level) / 2;
+    int64_t sum = 0;
+    for (int32_t e = 0; e < work.num_experts; ++e) sum += at(e, middle);
+    (sum <= kept ? level : above) = middle;
+  }
+  std::vector<int64_t> quota(work.num_experts);
+  int64_t left = kept;
+  for (int32_t e = 0; e < work.num_experts; ++e) left -= quota[e] = at(e, level);
+  for (int32_t e = 0; e < work.num_experts && left > 0; ++e) {
+    if (at(e, level + 1) == quota[e]) continue;
+    ++quota[e];
+    --left;
+  }
+  return quota;
+}
+
 std::optional<BackwardRows> AllocateBackward(const Workload& work, const PlacedRows& placed,
                                              const RankCapacity& capacity,
                                              const std::vector<int64_t>& quota) {

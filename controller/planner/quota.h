@@ -24,6 +24,10 @@ std::optional<std::vector<int64_t>> FairQuotas(const Workload& work, const Place
 // The same rate for every expert, whole rows by largest remainder; no capacities.
 std::vector<int64_t> UniformQuotas(const Workload& work, int64_t kept);
 
+// The same number of rows for every expert, at least its low[e] and at most all it has, so that they sum to
+// `kept`; whole rows to the lowest experts first. sum of low <= kept.
+std::vector<int64_t> WaterfillQuotas(const Workload& work, int64_t kept, const std::vector<int64_t>& low);
+
 // Backward rows X on the instances of `placed` for the given quotas: as proportional to the forward rows as
 // the least peak allows, so that few kept pairs have to move. Empty when the limits of `capacity` forbid any
 // allocation.

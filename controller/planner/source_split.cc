@@ -1,6 +1,7 @@
 #include "controller/planner/source_split.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace lrmoe::planner {
@@ -23,7 +24,7 @@ class Splitter {
     }
   }
 
-  void SplitExpert(int32_t e) {
+  void SplitExpert(int32_t e, SplitRule rule) {
     const int32_t begin = placed_.first[e], end = placed_.first[e + 1];
     const auto sources = work_.sources_of(e);
     if (end - begin == 1) {
@@ -34,20 +35,13 @@ class Splitter {
     room_.assign(placed_.forward.begin() + begin, placed_.forward.begin() + end);
     for (int32_t i = begin; i < end; ++i) {
       out_.by_source[i].assign(work_.num_ranks, 0);
-      Take(i, i - begin, placed_.rank[i]);
+      if (rule == SplitRule::kLocalFirst || rule == SplitRule::kLocalThenProportional)
+        Take(i, i - begin, placed_.rank[i]);
     }
-    for (int32_t i = begin; i < end; ++i) {
-      const int32_t rank = placed_.rank[i];
-      for (int32_t j = node_begin_[rank]; j < node_end_[rank] && room_[i - begin] > 0; ++j)
-        Take(i, i - begin, order_[j]);
-    }
-    int32_t source = 0;
-    for (int32_t i = begin; i < end; ++i) {
-      while (room_[i - begin] > 0 && source < work_.num_ranks) {
-        Take(i, i - begin, source);
-        if (left_[source] == 0) ++source;
-      }
-    }
+    if (rule == SplitRule::kLocalFirst) TakeOnNode(begin, end);
+    if (rule == SplitRule::kLocalThenProportional || rule == SplitRule::kProportional)
+      TakeInProportion(begin, end);
+    TakeInOrder(begin, end, rule == SplitRule::kLocalFirst);
   }
 
   void CountLinks() {
@@ -78,8 +72,47 @@ class Splitter {
   }
 
  private:
-  void Take(int32_t instance, int32_t position, int32_t source) {
-    const int64_t rows = std::min(left_[source], room_[position]);
+  void TakeOnNode(int32_t begin, int32_t end) {
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t rank = placed_.rank[i];
+      for (int32_t j = node_begin_[rank]; j < node_end_[rank] && room_[i - begin] > 0; ++j)
+        Take(i, i - begin, order_[j]);
+    }
+  }
+
+  // What is left of every source, in proportion to the room of the instances; whole rows, rounded down.
+  void TakeInProportion(int32_t begin, int32_t end) {
+    const std::vector<int64_t> room = room_;
+    const int64_t total = std::accumulate(room.begin(), room.end(), int64_t{0});
+    if (total == 0) return;
+    for (int32_t s = 0; s < work_.num_ranks; ++s) {
+      const auto rows = static_cast<unsigned __int128>(left_[s]);
+      for (int32_t i = begin; i < end && rows > 0; ++i)
+        Take(i, i - begin, s,
+             static_cast<int64_t>(rows * static_cast<uint64_t>(room[i - begin]) /
+                                  static_cast<uint64_t>(total)));
+    }
+  }
+
+  // Sources in ascending order; instances in the order of the plan, or by rank.
+  void TakeInOrder(int32_t begin, int32_t end, bool plan_order) {
+    std::vector<int32_t> order(end - begin);
+    std::iota(order.begin(), order.end(), begin);
+    if (!plan_order)
+      std::sort(order.begin(), order.end(),
+                [&](int32_t a, int32_t b) { return placed_.rank[a] < placed_.rank[b]; });
+    int32_t source = 0;
+    for (int32_t i : order) {
+      while (room_[i - begin] > 0 && source < work_.num_ranks) {
+        Take(i, i - begin, source);
+        if (left_[source] == 0) ++source;
+      }
+    }
+  }
+
+  void Take(int32_t instance, int32_t position, int32_t source,
+            int64_t most = std::numeric_limits<int64_t>::max()) {
+    const int64_t rows = std::min({left_[source], room_[position], most});
     left_[source] -= rows;
     room_[position] -= rows;
     out_.by_source[instance][source] += rows;
@@ -94,11 +127,12 @@ class Splitter {
 
 }  // namespace
 
-SourceSplit SplitBySource(const PlanningProblem& problem, const Workload& work, const PlacedRows& placed) {
+SourceSplit SplitBySource(const PlanningProblem& problem, const Workload& work, const PlacedRows& placed,
+                          SplitRule rule) {
   SourceSplit out;
   out.by_source.resize(placed.size());
   Splitter splitter(problem, work, placed, out);
-  for (int32_t e = 0; e < work.num_experts; ++e) splitter.SplitExpert(e);
+  for (int32_t e = 0; e < work.num_experts; ++e) splitter.SplitExpert(e, rule);
   splitter.CountLinks();
   return out;
 }

@@ -21,8 +21,18 @@ struct SourceSplit {
   LinkRows links;
 };
 
-// Local pairs first, then pairs of the same node, then the rest by ascending rank: for the given F no other
-// split keeps more pairs local, nor more of the rest on their node.
-SourceSplit SplitBySource(const PlanningProblem& problem, const Workload& work, const PlacedRows& placed);
+// How the pairs of the sources meet the rows of an expert's instances. What a rule leaves over is matched in
+// ascending order of sources and ranks.
+enum class SplitRule : uint8_t {
+  // Local pairs, then pairs of the same node: for the given F no other split keeps more pairs local, nor more
+  // of the rest on their node.
+  kLocalFirst,
+  kLocalThenProportional,  // local pairs, then every source shares in proportion to what the instances lack
+  kProportional,           // every source shares in proportion to F
+  kSourceOrder,            // no regard to locality
+};
+
+SourceSplit SplitBySource(const PlanningProblem& problem, const Workload& work, const PlacedRows& placed,
+                          SplitRule rule = SplitRule::kLocalFirst);
 
 }  // namespace lrmoe::planner

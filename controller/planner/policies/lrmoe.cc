@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "controller/planner/candidate_loop.h"
 #include "controller/planner/placed_rows.h"
+#include "controller/planner/policies/lrmoe.h"
 #include "controller/planner/policies/policies.h"
 #include "controller/planner/replica_search.h"
 
@@ -39,11 +39,11 @@ double PeakUs(const PlanningProblem& problem, const PlacedRows& placed) {
 
 }  // namespace
 
-absl::StatusOr<LayerPlan> PlanLrmoe(const PlanningProblem& problem, const Workload& work) {
+PolicyHooks LrmoeHooks(const PlanningProblem& problem, const Workload& work) {
   PolicyHooks hooks;
   // A placement that does not fit may do so with fewer replicas: balance alone never fails a candidate.
   hooks.num_variants = 3;
-  hooks.place = [&](const SearchLimits& limits, int32_t variant) {
+  hooks.place = [&problem, &work](const SearchLimits& limits, int32_t variant) {
     if (variant > 0) return FromFlow(work, KeepReplicas(problem, work, limits, variant == 1));
     PlacedRows placed = FromFlow(work, SearchReplicas(problem, work, limits));
     if (placed.num_new == 0) return placed;
@@ -52,7 +52,11 @@ absl::StatusOr<LayerPlan> PlanLrmoe(const PlanningProblem& problem, const Worklo
     const double saved_us = PeakUs(problem, without) - PeakUs(problem, placed);
     return saved_us > TransferUs(problem, placed) ? placed : without;
   };
-  return RunCandidates(problem, work, hooks);
+  return hooks;
+}
+
+absl::StatusOr<LayerPlan> PlanLrmoe(const PlanningProblem& problem, const Workload& work) {
+  return RunCandidates(problem, work, LrmoeHooks(problem, work));
 }
 
 }  // namespace lrmoe::planner

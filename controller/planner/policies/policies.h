@@ -39,6 +39,12 @@ struct PolicyInfo {
   bool ideal = false;
 };
 
+// The comparison policies, each in the file of its name. None is live: they plan recorded or synthetic
+// routing.
+extern const PolicyInfo kUltraepPolicy, kMoonepPolicy, kEchoPolicy, kLlepPolicy, kEplbPolicy, kSymiPolicy,
+    kLaerPolicy, kFastermoePolicy, kSmartmoePolicy, kFlexmoePolicy, kTopoepPolicy, kProportionalPolicy,
+    kWaterfillPolicy, kIdealPolicy;
+
 // All of them, in the order tables show them.
 std::span<const PolicyInfo> AllPolicies();
 // nullptr when there is none of that name.

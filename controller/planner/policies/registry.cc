@@ -3,7 +3,7 @@
 namespace lrmoe::planner {
 
 std::span<const PolicyInfo> AllPolicies() {
-  static constexpr PolicyInfo kPolicies[] = {
+  static const PolicyInfo kPolicies[] = {
       {"lrmoe", "LRMoE (arXiv 2610.37720), Algorithm 1",
        "from exact counts: retention rate, max-min fair quotas, replicas within the balance tolerance with "
        "the fewest "
@@ -14,6 +14,20 @@ std::span<const PolicyInfo> AllPolicies() {
        "memory for the most loaded rank",
        "with candidate rates below 1.0, Algorithm 1 lowers retention where memory does not suffice", true,
        PlanFixed},
+      kUltraepPolicy,
+      kMoonepPolicy,
+      kEchoPolicy,
+      kLlepPolicy,
+      kEplbPolicy,
+      kSymiPolicy,
+      kLaerPolicy,
+      kFastermoePolicy,
+      kSmartmoePolicy,
+      kFlexmoePolicy,
+      kTopoepPolicy,
+      kProportionalPolicy,
+      kWaterfillPolicy,
+      kIdealPolicy,
   };
   return kPolicies;
 }
