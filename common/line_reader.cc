@@ -9,14 +9,19 @@
 namespace lrmoe {
 
 absl::StatusOr<bool> LineReader::Next(size_t limit) {
+  try {
+    return Read(limit);
+  } catch (const std::ios_base::failure& error) {  // from the stream's buffer, which knows no other way
+    return absl::DataLossError(absl::StrCat("cannot read after line ", number_, ": ", error.what()));
+  }
+}
+
+absl::StatusOr<bool> LineReader::Read(size_t limit) {
   line_.clear();
   unfinished_ = false;
   std::streambuf* buffer = in_.rdbuf();
   int c = buffer->sgetc();
-  if (c == std::char_traits<char>::eof()) {
-    if (in_.bad()) return absl::DataLossError(absl::StrCat("cannot read after line ", number_));
-    return false;
-  }
+  if (c == std::char_traits<char>::eof()) return false;
   ++number_;
   for (; c != '\n'; c = buffer->snextc()) {
     if (c == std::char_traits<char>::eof()) {

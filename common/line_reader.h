@@ -29,6 +29,8 @@ class LineReader {
   absl::Status AtLine(const absl::Status& status) const;
 
  private:
+  absl::StatusOr<bool> Read(size_t limit);
+
   std::istream& in_;
   std::string line_;
   int64_t number_ = 0;

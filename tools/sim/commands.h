@@ -3,10 +3,21 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
 
 namespace lrmoe::sim {
 
 void AddPlanCommand(CLI::App& app, int& exit_code);
+void AddReplayCommand(CLI::App& app, int& exit_code);
+void AddGenerateCommand(CLI::App& app, int& exit_code);
 void AddPoliciesCommand(CLI::App& app);
+
+// "all" stands for every policy.
+std::vector<std::string> ExpandPolicies(const std::vector<std::string>& names);
+// The exit status of a command that ended with `status`; tells standard error what failed.
+int Report(const std::string& command, const absl::Status& status);
 
 }  // namespace lrmoe::sim

@@ -11,6 +11,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = 0;
   lrmoe::sim::AddPlanCommand(app, exit_code);
+  lrmoe::sim::AddReplayCommand(app, exit_code);
+  lrmoe::sim::AddGenerateCommand(app, exit_code);
   lrmoe::sim::AddPoliciesCommand(app);
   try {
     app.parse(argc, argv);

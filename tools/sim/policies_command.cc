@@ -23,7 +23,10 @@ void AddPoliciesCommand(CLI::App& app) {
                       {"decides", std::string(info.decides)},
                       {"assumes", std::string(info.assumes)},
                       {"differs", differs},
-                      {"live", info.live}});
+                      {"live", info.live},
+                      {"uses_history", info.uses_history},
+                      {"moves_owners", info.moves_owners},
+                      {"ideal", info.ideal}});
       if (*output == "table")
         std::cout << info.name << (info.live ? "" : " (simulation only)") << "\n  source   " << info.source
                   << "\n  decides  " << info.decides << "\n  assumes  " << info.assumes << "\n  differs  "
