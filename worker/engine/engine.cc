@@ -181,7 +181,9 @@ absl::Status Engine::FinishLoad(int32_t layer) {
   LRMOE_RETURN_IF_ERROR(
       impl_->Agree({Operation::kFinishLoad, {0, layer, 0}, absl::StrCat("layer ", layer), 0, status})
           .status());
-  impl_->store->SetVersion(layer, ParameterVersion{1});
+  // Never a number that was used: replicas and open forwards of earlier weights must not pass for current.
+  const auto version = static_cast<uint64_t>(impl_->store->version(layer));
+  impl_->store->SetVersion(layer, ParameterVersion{version + 1});
   return absl::OkStatus();
 }
 

@@ -100,8 +100,8 @@ class Engine {
   // Local. One owned expert of one layer; see ExpertStore::Load.
   absl::Status LoadExpert(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
                           std::span<const std::byte> w2);
-  // Collective. The layer's weights are complete on this rank: version becomes 1. FailedPrecondition when
-  // some owned expert was never loaded, naming it.
+  // Collective. The layer's weights are complete on this rank: its version goes up by one. FailedPrecondition
+  // when some owned expert was never loaded, naming it.
   absl::Status FinishLoad(int32_t layer);
 
   // Collective. Updates every loaded layer's owned experts once, on a queue; returns when the queue is empty.

@@ -236,6 +236,33 @@ TEST_CASE("a backward after the update is an error naming both versions") {
   }
 }
 
+TEST_CASE("weights loaded again reach the replicas, and close what the old ones opened") {
+  LayerOutput output;
+  ScriptedPlans plans = SmallPlans();
+  plans.replica_probability = 1.0;
+  const std::vector<absl::Status> statuses =
+      RunRanks(SmallProblem(), {{}, plans, {}}, output, [](RankRun& run) -> absl::Status {
+        LRMOE_RETURN_IF_ERROR(OneLayer(run, {1, 0, 0}));
+        LRMOE_RETURN_IF_ERROR(run.Forward({1, 0, 1}).status());
+        engine::ExpertStore& store = run.engine().store();
+        const std::vector<std::byte> zeros(store.parameters() * sizeof(float));
+        const std::span<const std::byte> all(zeros);
+        const int64_t split = store.w2_offset() * static_cast<int64_t>(sizeof(float));
+        for (int32_t expert : store.owned())
+          LRMOE_RETURN_IF_ERROR(
+              run.engine().LoadExpert(0, expert, DataType::kFp32, all.first(split), all.subspan(split)));
+        LRMOE_RETURN_IF_ERROR(run.engine().FinishLoad(0));
+        LRMOE_RETURN_IF_ERROR(
+            Expect(run.Backward({1, 0, 1}).status(), StatusCode::kFailedPrecondition, {"version"}));
+        return run.Forward({1, 0, 2}).status();
+      });
+  for (const absl::Status& status : statuses) {
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+  }
+  REQUIRE(std::all_of(output.y.begin(), output.y.end(), [](float value) { return value == 0.0f; }));
+}
+
 TEST_CASE("forward before weights is refused, and loading names what is missing") {
   const MoeProblem problem = SmallProblem();
   RunSetup setup{{}, SmallPlans(), {}};
