@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test. Ends with a line "N passed, N failed"; exit status 1 on a failure.
 #
-# usage: tests/run.sh [--sanitizers] [--preset P] [--no-install]
+# usage: tests/run.sh [--frameworks] [--sanitizers] [--preset P] [--no-install]
+#   --frameworks  install both transformers environments in build/frameworks and test with them; without it they are tested
+#                 where already installed
 #   --sanitizers  build and run the C++ tests twice more: address and undefined-behaviour, then thread sanitizer
 #   --preset P    build and test this CMake preset (default release)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-sanitizers=0 preset=release install=1
+frameworks=0 sanitizers=0 preset=release install=1
 while [ $# -gt 0 ]; do
   case "$1" in
+    --frameworks) frameworks=1; shift ;;
     --sanitizers) sanitizers=1; shift ;;
     --preset) preset=${2:?--preset wants a name}; shift 2 ;;
     --no-install) install=0; shift ;;
-    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown argument \"$1\"; see --help" >&2; exit 2 ;;
   esac
 done
@@ -110,6 +113,19 @@ counted "Python on workers" build/python-distributed.log "$python" tests/python/
 
 stage "end to end"
 counted "end to end" build/e2e.log "$python" tests/e2e/run.py --build-dir "build/$preset"
+
+if [ "$frameworks" = 1 ]; then
+  stage "transformers environments"
+  tests/frameworks/install.sh build/frameworks >build/frameworks-install.log 2>&1 ||
+    { tail -20 build/frameworks-install.log; fail "transformers environments"; }
+fi
+for environment in build/frameworks/transformers*; do
+  [ -x "$environment/bin/python" ] || continue
+  name=$(basename "$environment")
+  stage "frameworks, $name"
+  python_tests "refusals, $name" "build/refusals-$name.log" "$environment/bin/python" -m unittest discover -s tests/frameworks
+  counted "frameworks, $name" "build/$name.log" "$environment/bin/python" tests/frameworks/run.py --bin "$bin"
+done
 
 if [ "$sanitizers" = 1 ]; then
   for sanitizer in asan tsan; do

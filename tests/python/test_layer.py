@@ -3,6 +3,7 @@
 import unittest
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import lrmoe
 from fake_session import E, F, H, K, FakeSession
@@ -75,6 +76,38 @@ class LayerTest(FakeSession):
         self.assertFalse(self.fake.contexts)
         with self.assertRaisesRegex(lrmoe.Error, "eval"):
             y.sum().backward()
+
+    def test_checkpointed_forward_counts_once(self):
+        layer = self.layer(self.connect())
+        for reentrant in (False, True):
+            with self.subTest(reentrant=reentrant):
+                lrmoe.AdamW(layer._worker).zero_grad()
+                x, ids, alpha = self.batch(7)
+                self.fake.calls.clear()
+                y = checkpoint(lambda x, alpha: layer(x, ids, alpha), x, alpha, use_reentrant=reentrant)
+                y.backward(torch.ones_like(y))
+                forwards, backwards = self.requests("Forward"), self.requests("Backward")
+                self.assertEqual([len(forwards), len(backwards)], [2, 1])
+                self.assertEqual(forwards[0].invocation, forwards[1].invocation)
+                self.assertEqual(backwards[0].invocation, forwards[0].invocation)
+                self.assertFalse(forwards[1].evaluation)
+                self.assertFalse(self.fake.contexts)
+                expected = [t.detach().double().requires_grad_() for t in (x, alpha)]
+                moe(expected[0], ids, expected[1], *(w.double() for w in layer.weights), layer.last_kept).sum().backward()
+                for mine, theirs in zip((x, alpha), expected):
+                    self.assertLess(float((mine.grad - theirs.grad).abs().max() / theirs.grad.abs().max()), 1e-5)
+
+    def test_checkpointed_forwards_that_are_open_together(self):
+        layer = self.layer(self.connect())
+        results = []
+        for tokens in (3, 5):
+            x, ids, alpha = self.batch(tokens)
+            results.append(checkpoint(lambda x, a, ids=ids: layer(x, ids, a), x, alpha, use_reentrant=False).sum())
+        for result in results:  # not the order in which they would be undone
+            result.backward()
+        forwards = [(r.invocation.micro_batch, r.x.shape[0]) for r in self.requests("Forward")]
+        self.assertEqual(forwards, [(0, 3), (1, 5), (0, 3), (1, 5)])
+        self.assertEqual([r.invocation.micro_batch for r in self.requests("Backward")], [0, 1])
 
     def test_numbering(self):
         worker = self.connect()

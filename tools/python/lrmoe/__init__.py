@@ -7,11 +7,14 @@
     opt = lrmoe.AdamW(worker, lr=3e-4, weight_decay=0.1)
 """
 
-from .errors import Error, WorkerLost
+from .attachment import attach, detach, gather
+from .errors import Error, UnsupportedModel, WorkerLost
 from .layer import MoELayer
 from .optimizer import AdamW, clip_grad_norm_
 from .plan import Imbalance, Plan
 from .worker import Worker, connect
 
 __version__ = "0.1.0"
-__all__ = ["AdamW", "Error", "Imbalance", "MoELayer", "Plan", "Worker", "WorkerLost", "clip_grad_norm_", "connect"]
+__all__ = ["AdamW", "Error", "Imbalance", "MoELayer", "Plan", "UnsupportedModel", "Worker", "WorkerLost",
+           "attach", "clip_grad_norm_", "connect", "detach", "gather"]
+

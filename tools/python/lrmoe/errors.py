@@ -22,3 +22,7 @@ class WorkerLost(Error):
 
     def __init__(self, message):
         super().__init__("UNAVAILABLE", message)
+
+
+class UnsupportedModel(ValueError):
+    """The experts of a model compute something that lrmoe's do not; the message names every difference."""

@@ -5,6 +5,7 @@ from torch.autograd.function import once_differentiable
 
 from . import protocol
 from .errors import Error, WorkerLost
+from .invocations import Invocations, made_again_later
 from .plan import plan_from_summary
 
 _COMPUTE_TYPES = {torch.bfloat16: protocol.DATA_TYPE_BF16, torch.float32: protocol.DATA_TYPE_FP32}
@@ -44,7 +45,11 @@ class MoELayer(torch.nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._summary = None
         self._last_kept = None
+        self._invocations = Invocations()
         worker._register(self)
+        if hasattr(torch, "compiler"):
+            # torch.compile breaks its graph here: it can neither trace the calls nor must it repeat them.
+            self.forward = torch.compiler.disable(self.forward)
 
     def load_experts(self, gate_up, down):
         """Collective. Sets the weights of this layer.
@@ -53,6 +58,12 @@ class MoELayer(torch.nn.Module):
         Each rank keeps its own experts' part, in fp32 masters and in the compute type. Before the session is attached
         (see lrmoe.connect) a copy is kept and errors come with the first use."""
         self._worker._load_or_defer(self, gate_up, down)
+
+    def load_each(self, weights_of):
+        """Collective. As load_experts, without all experts in one tensor: weights_of(expert) gives gate_up [2F, H] and
+        down [H, F] and is asked for this rank's own experts only. Attaches the session, see lrmoe.connect."""
+        self._worker._attach()
+        self._load_owned(weights_of)
 
     def forward(self, x, expert_idx, weights):
         """Collective. x: [..., H], any float type; expert_idx: [..., k], int64 or int32, within 0..E-1 and distinct
@@ -64,13 +75,14 @@ class MoELayer(torch.nn.Module):
 
         Raises lrmoe.Error on every rank when one rank's arguments are refused, lrmoe.WorkerLost within a second of the
         worker's death."""
-        evaluation = not (self.training and torch.is_grad_enabled())
-        return _Experts.apply(self._anchor, x, weights, expert_idx, self, evaluation)
+        trains = self.training and torch.is_grad_enabled()
+        return _Experts.apply(self._anchor, x, weights, expert_idx, self, trains, trains and not made_again_later())
 
     def discard(self):
         """Collective. Gives up the last forward pass when no backward follows it (an exception, say); without this its
         saved state lives until a forward of a later step."""
         if self._summary is not None:
+            self._invocations.done(self._summary[0])
             self._worker._call("Discard", invocation=self._summary[0])
 
     @property
@@ -110,23 +122,23 @@ class MoELayer(torch.nn.Module):
         rows = (2 if self.gated else 1) * self.intermediate_size
         return (rows, self.hidden_size), (self.hidden_size, self.intermediate_size)
 
-    def _load_owned(self, gate_up, down):
-        tensors = self._worker._tensors()
-        failure = None
-        try:
+    def _load_stacked(self, gate_up, down):
+        def weights_of(expert):
             for name, tensor, shape in zip(("gate_up", "down"), (gate_up, down), self._expert_shapes()):
                 if tuple(tensor.shape) != (self.num_experts, *shape):
                     raise Error("INVALID_ARGUMENT", f"{name}: shape {list(tensor.shape)} is not "
                                 f"{[self.num_experts, *shape]}")
-            dtype = torch.bfloat16 if gate_up.dtype == down.dtype == torch.bfloat16 else torch.float32
-            if dtype != self.dtype:
-                dtype = torch.float32  # what every worker takes
+            return gate_up[expert], down[expert]
+        self._load_owned(weights_of)
+
+    def _load_owned(self, weights_of):
+        failure = None
+        try:
             for expert in self._worker.owned_experts:
-                first, second = tensors.share(gate_up[expert], dtype), tensors.share(down[expert], dtype)
-                self._worker._call("LoadExpert", layer=self.layer, expert=expert,
-                                   gate_up=tensors.descriptor(first), down=tensors.descriptor(second))
+                self._load_one(expert, *weights_of(expert))
         except Error as error:
             failure = error
+        self._worker._parameter_changes += 1
         # Also after a failure: the other ranks wait for this rank here, and learn from it.
         try:
             self._worker._call("FinishLoad", layer=self.layer)
@@ -135,15 +147,30 @@ class MoELayer(torch.nn.Module):
         if failure is not None:
             raise failure
 
-    def _export(self, content):
+    def _load_one(self, expert, gate_up, down):
         tensors = self._worker._tensors()
-        exported = {}
-        for expert in self._worker.owned_experts:
-            parts = [tensors.empty(shape, torch.float32) for shape in self._expert_shapes()]
-            self._worker._call("ExportExpert", layer=self.layer, expert=expert, content=content,
-                               gate_up=tensors.descriptor(parts[0]), down=tensors.descriptor(parts[1]))
-            exported[expert] = tuple(part.clone() for part in parts)
-        return exported
+        for name, tensor, shape in zip(("gate_up", "down"), (gate_up, down), self._expert_shapes()):
+            if tuple(tensor.shape) != shape:
+                raise Error("INVALID_ARGUMENT", f"{name} of expert {expert}: shape {list(tensor.shape)} is not "
+                            f"{list(shape)}")
+        dtype = torch.bfloat16 if gate_up.dtype == down.dtype == torch.bfloat16 else torch.float32
+        if dtype != self.dtype:
+            dtype = torch.float32  # what every worker takes
+        first, second = tensors.share(gate_up, dtype), tensors.share(down, dtype)
+        self._worker._call("LoadExpert", layer=self.layer, expert=expert, gate_up=tensors.descriptor(first),
+                           down=tensors.descriptor(second))
+
+    def _export_one(self, expert, content=protocol.EXPERT_CONTENT_WEIGHTS):
+        """(gate_up [2F, H], down [H, F]) of an owned expert, fp32, in shared memory."""
+        tensors = self._worker._tensors()
+        parts = tuple(tensors.empty(shape, torch.float32) for shape in self._expert_shapes())
+        self._worker._call("ExportExpert", layer=self.layer, expert=expert, content=content,
+                           gate_up=tensors.descriptor(parts[0]), down=tensors.descriptor(parts[1]))
+        return parts
+
+    def _export(self, content):
+        return {expert: tuple(part.clone() for part in self._export_one(expert, content))
+                for expert in self._worker.owned_experts}
 
     def _inputs(self, x, expert_idx, weights):
         """The three inputs in shared memory, leading dimensions flattened; (None, reason) when they cannot be sent.
@@ -194,16 +221,21 @@ class _Experts(torch.autograd.Function):
     """Forward and Backward calls of one invocation."""
 
     @staticmethod
-    def forward(ctx, anchor, x, weights, expert_idx, layer, evaluation):
+    def forward(ctx, anchor, x, weights, expert_idx, layer, trains, saves):
         tensors = layer._worker._tensors()
-        invocation = layer._worker._next_invocation(layer.layer)
+        invocation, again = layer._invocations.of(layer._worker, layer.layer, expert_idx)
         try:
-            y, response = layer._forward(tensors, invocation, evaluation, x, expert_idx, weights)
+            y, response = layer._forward(tensors, invocation, not saves, x, expert_idx, weights)
         except Error as error:
-            layer._worker._return_invocation(invocation, error)
+            if not again:
+                layer._worker._return_invocation(invocation, error)
             raise
+        if layer.training and not again:
+            layer._invocations.opened(invocation, expert_idx)
         layer._summary = (invocation, response.summary)
-        ctx.layer, ctx.invocation, ctx.evaluation = layer, invocation, evaluation
+        ctx.layer, ctx.trains = layer, trains
+        # Saved as a tensor: under checkpointing autograd then hands the backward that of the pass made again.
+        ctx.save_for_backward(torch.tensor([invocation.step, invocation.layer, invocation.micro_batch]))
         ctx.x_like = (x.shape, x.dtype, x.device)
         ctx.weights_like = (weights.shape, weights.dtype, weights.device)
         return y.to(device=x.device, dtype=x.dtype)
@@ -212,9 +244,11 @@ class _Experts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         layer, worker = ctx.layer, ctx.layer._worker
-        if ctx.evaluation:
+        if not ctx.trains:
             raise Error("FAILED_PRECONDITION", f"layer {layer.layer} was called in eval() mode, which saves nothing for a "
                         "backward pass")
+        step, index, micro_batch = ctx.saved_tensors[0].tolist()  # under checkpointing this makes the forward again
+        invocation = protocol.Invocation(step=step, layer=index, micro_batch=micro_batch)
         tensors = worker._tensors()
         rows = tensors.share(_rows(dy), layer.dtype)
         x_shape, x_dtype, x_device = ctx.x_like
@@ -223,12 +257,13 @@ class _Experts(torch.autograd.Function):
         dx = tensors.empty(x_shape, layer.dtype)
         dalpha = tensors.empty(weights_shape, torch.float32)
         kept = tensors.empty(weights_shape, torch.uint8)
+        layer._invocations.done(invocation)
         response = worker._call(
-            "Backward", invocation=ctx.invocation, dy=tensors.descriptor(rows),
+            "Backward", invocation=invocation, dy=tensors.descriptor(rows),
             dx=tensors.descriptor(dx, rows.shape), dalpha=tensors.descriptor(dalpha, pairs),
             kept=tensors.descriptor(kept, pairs))
-        layer._summary = (ctx.invocation, response.summary)
+        layer._summary = (invocation, response.summary)
         layer._last_kept = kept.view(torch.bool)
         grad_x = dx.to(device=x_device, dtype=x_dtype) if ctx.needs_input_grad[1] else None
         grad_weights = dalpha.to(device=weights_device, dtype=weights_dtype) if ctx.needs_input_grad[2] else None
-        return None, grad_x, grad_weights, None, None, None
+        return None, grad_x, grad_weights, None, None, None, None

@@ -54,6 +54,7 @@ class Worker:
         self._step = 0
         self._optimizer_updates = 0
         self._micro_batches = {}
+        self._parameter_changes = 0  # times the experts' weights were changed
         # atexit must not keep the session alive.
         reference = weakref.ref(self)
         self._at_exit = lambda: reference() is not None and reference().close()
@@ -70,6 +71,11 @@ class Worker:
     def world_size(self):
         """Workers of the job."""
         return self._attach().world_size
+
+    @property
+    def version(self):
+        """Version of the worker program, as it said when the session began. Protocols that do not fit are refused then."""
+        return self._attach().version
 
     @property
     def owned_experts(self):
@@ -97,6 +103,7 @@ class Worker:
         Returns the step it was saved with."""
         response = self._call("LoadCheckpoint", directory=os.path.abspath(directory), step=-1 if step is None else step)
         self._optimizer_updates = response.optimizer_step
+        self._parameter_changes += 1
         # An invocation's number is never used twice in a session, so going back in training does not go back here.
         used = self._step + 1 if self._micro_batches else self._step
         self._step = max(used, response.optimizer_step)
@@ -143,12 +150,16 @@ class Worker:
                                 f"{other.layer}; all layers of a worker have one shape")
         self._layers[layer.layer] = layer
 
+    def _unregister(self, layer):
+        if self._layers.get(layer.layer) is layer:
+            del self._layers[layer.layer]
+
     def _load_or_defer(self, layer, gate_up, down):
         if self._attached is None and self._num_layers is None:
             self._pending_loads.append((layer, gate_up.detach().clone(), down.detach().clone()))
         else:
             self._attach()
-            layer._load_owned(gate_up, down)
+            layer._load_stacked(gate_up, down)
 
     def _attach(self):
         if self._attached is not None:
@@ -164,7 +175,7 @@ class Worker:
         self._pool = ArenaPool(self._connection, self._attached.session)
         loads, self._pending_loads = self._pending_loads, []
         for layer, gate_up, down in sorted(loads, key=lambda load: load[0].layer):
-            layer._load_owned(gate_up, down)
+            layer._load_stacked(gate_up, down)
         return self._attached
 
     def _tensors(self):
@@ -189,5 +200,6 @@ class Worker:
     def _optimizer_step(self, **hyperparameters):
         self._call("OptimizerStep", step=self._optimizer_updates + 1, **hyperparameters)
         self._optimizer_updates += 1
+        self._parameter_changes += 1
         self._step += 1
         self._micro_batches.clear()

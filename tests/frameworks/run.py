@@ -1,0 +1,72 @@
+"""Runs the framework checks: for each family, a controller and workers under mpirun, and a training process per rank.
+
+usage: run.py --bin DIR [--ranks N ...] [--only NAME]; PYTHONPATH names the package, the Python that runs this has
+transformers. Ends with "N passed, N failed"."""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "deploy", "quickstart"))
+
+from job import Job, JobFailed  # noqa: E402
+
+FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "olmoe", "deepseek_v3")
+
+
+def jobs(ranks):
+    """(name, program, ranks, environment)"""
+    for count in ranks:
+        for family in FAMILIES:
+            yield f"parity-{family}-{count}", "checks_parity.py", count, {"CHECK_FAMILY": family}
+
+
+def run_job(options, folder, name, program, ranks, environment):
+    """Number of checks that passed. Raises JobFailed."""
+    paths = [HERE, os.path.join(HERE, "..", "python", "distributed"), os.environ.get("PYTHONPATH", "")]
+    environment = {**environment, "CHECK_DTYPE": "fp32", "CHECK_RATE": "1.0", "CHECK_FOLDER": folder,
+                   "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                   "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TRANSFORMERS_OFFLINE": "1",
+                   "TOKENIZERS_PARALLELISM": "false"}
+    lines = []
+    with Job(options.bin, os.path.join(folder, name), ranks, ["--planner", "lrmoe", "--rates", "1.0"],
+             ["--threads", "1", "--replica-slots", "1"], environment) as job:
+        try:
+            job.run([sys.executable, os.path.join(HERE, program)],
+                    show=lambda line: lines.append(line) or line.startswith("worst"))
+        except JobFailed:
+            first = next((i for i, line in enumerate(lines) if "FAILED" in line or "Error" in line), 0)
+            raise JobFailed("".join(lines[first:first + 60])) from None
+    for line in lines:
+        found = re.match(r"(\d+) checks passed$", line.strip())
+        if found:
+            return int(found.group(1))
+    raise JobFailed("the job ended well but no check was counted:\n" + "".join(lines[-20:]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", required=True, help="folder of the built programs")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", default="", help="run the jobs whose name contains this")
+    options = parser.parse_args()
+    passed = failed = 0
+    with tempfile.TemporaryDirectory(prefix="lrmoe-frameworks-") as folder:
+        for name, *rest in jobs(options.ranks):
+            if options.only not in name:
+                continue
+            print(f"== {name}", flush=True)
+            try:
+                passed += run_job(options, folder, name, *rest)
+            except JobFailed as error:
+                failed += 1
+                print(f"{name} FAILED: {error}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
