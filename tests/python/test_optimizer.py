@@ -51,6 +51,40 @@ class OptimizerTest(FakeSession):
         optimizer.zero_grad()
         self.assertEqual(optimizer.grad_norm(), 0.0)
 
+    def test_joint_optimizer_equals_one_over_everything(self):
+        worker = self.connect()
+        layer = self.layer(worker)
+        settings = dict(lr=0.05, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+        dense = torch.nn.Parameter(self.random(3))
+        joint = lrmoe.JointOptimizer(torch.optim.AdamW([dense], **settings), lrmoe.AdamW(worker, **settings), max_norm=0.7)
+        copies = [w.clone().requires_grad_() for w in layer.weights]
+        twin = torch.nn.Parameter(dense.detach().clone())
+        plain = torch.optim.AdamW([twin, *copies], **settings)
+        schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) for optimizer in (joint, plain)]
+        for step in range(5):
+            x, ids, alpha = (t.detach() for t in self.batch(6))
+            (layer(x, ids, alpha).sum() * dense.sum()).backward()
+            plain.zero_grad()
+            (moe(x, ids, alpha, *copies).sum() * twin.sum()).backward()
+            norm = torch.nn.utils.clip_grad_norm_([twin, *copies], 0.7)
+            joint.step()  # leaves the experts' gradients zero
+            dense.grad = None  # as frameworks do
+            plain.step()
+            self.assertAlmostEqual(joint.last_norm / float(norm), 1.0, places=4)
+            for schedule in schedules:
+                schedule.step()
+            if step == 2:  # saved and loaded in between
+                joint.load_state_dict(joint.state_dict())
+        self.assertLess(float((dense - twin).detach().abs().max()), 1e-4)
+        for expert, parts in layer.expert_weights().items():
+            for mine, theirs in zip(parts, copies):
+                self.assertLess(float((mine - theirs[expert]).detach().abs().max()), 1e-4)
+        self.assertEqual(len(joint.param_groups), 2)
+        joint.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+        self.assertEqual([len(group["params"]) for group in joint.param_groups], [1, 1, 1])
+        with self.assertRaisesRegex(ValueError, "max_norm: 0"):
+            lrmoe.JointOptimizer(joint.dense, joint.experts, max_norm=0)
+
     def test_checkpoint(self):
         worker = self.connect()
         layer = self.layer(worker)

@@ -9,12 +9,19 @@
 
 from .attachment import attach, detach, gather
 from .errors import Error, UnsupportedModel, WorkerLost
+from .joint_optimizer import JointOptimizer
 from .layer import MoELayer
 from .optimizer import AdamW, clip_grad_norm_
 from .plan import Imbalance, Plan
 from .worker import Worker, connect
 
 __version__ = "0.1.0"
-__all__ = ["AdamW", "Error", "Imbalance", "MoELayer", "Plan", "UnsupportedModel", "Worker", "WorkerLost",
+__all__ = ["AdamW", "Error", "Imbalance", "JointOptimizer", "MoELayer", "Plan", "UnsupportedModel", "Worker", "WorkerLost",
            "attach", "clip_grad_norm_", "connect", "detach", "gather"]
 
+
+def __getattr__(name):
+    if name == "TrainerCallback":  # needs transformers
+        from .trainer_callback import TrainerCallback
+        return TrainerCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
