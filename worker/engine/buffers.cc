@@ -62,6 +62,9 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(int64_t capacity_bytes, boo
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot reserve ", capacity, " bytes of addresses for tensors: ", std::strerror(errno)));
   }
+  // Rows are read in short pieces, pages apart. Pages are committed in whole steps anyway; without huge pages
+  // all works as well.
+  (void)madvise(base, capacity, MADV_HUGEPAGE);
   return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(base), capacity, poison));
 }
 

@@ -1,5 +1,7 @@
 #include "worker/engine/expert_store.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +15,7 @@ namespace lrmoe::engine {
 namespace {
 
 constexpr size_t kAlignment = 64;  // a cache line, and the widest vector
+constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -24,8 +27,12 @@ using Buffer = std::unique_ptr<T[], Free>;
 template <typename T>
 Buffer<T> Allocate(int64_t count) {
   const size_t size = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  void* p = std::aligned_alloc(kAlignment, size);
-  if (p != nullptr) std::memset(p, 0, size);
+  void* p = nullptr;
+  if (posix_memalign(&p, size >= kHugePage ? kHugePage : kAlignment, size) != 0) return nullptr;
+  // GEMMs read short pieces of rows that are pages apart. Whole huge pages only: not a byte more is used.
+  // That the kernel gives none is no error.
+  if (size >= kHugePage) (void)madvise(p, size / kHugePage * kHugePage, MADV_HUGEPAGE);
+  std::memset(p, 0, size);
   return Buffer<T>(static_cast<T*>(p));
 }
 
