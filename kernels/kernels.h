@@ -36,7 +36,7 @@ enum class GemmKind : uint8_t {
   kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32
 };
 
-// The CPU device: oneDNN GEMMs, vectorised passes, `num_threads` threads of its own, shared by all
+// The CPU device: packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all
 // operations. Not thread-safe: one engine thread calls it.
 class Device {
  public:

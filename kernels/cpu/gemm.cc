@@ -59,16 +59,58 @@ struct Lanes {
   int64_t row, step;  // strides, in lanes
 };
 
+// Stored rows that will be packed next.
+struct Region {
+  const char* at = nullptr;
+  int64_t stride = 0, rows = 0, row_bytes = 0;
+};
+
+// What the block of b from depth k0 on is packed from; at most one block deep.
+Region RegionOf(const TileOps& ops, const Product& p, const void* b, int64_t k0) {
+  const int64_t depth = std::min(kBlockSteps * ops.depth_per_step, p.k - k0), size = ops.element_bytes;
+  const int64_t rows = p.transpose_b ? p.n : depth, width = p.transpose_b ? depth : p.n;
+  const void* at = At(b, p.transpose_b ? k0 : k0 * p.ldb, size);
+  return {static_cast<const char*>(at), p.ldb * size, rows, width * size};
+}
+
+// Hands a region out to the tiles that are multiplied before it is packed, so that it is in the cache then:
+// rows are short pieces far apart, which the hardware does not foresee, and packing alone would wait for
+// each.
+class Ahead {
+ public:
+  Ahead(const Region& region, int64_t steps) : left_(region) {
+    lines_ = std::max<int64_t>(1, Ceil(region.row_bytes, 64));
+    rows_per_tile_ = steps / lines_;
+  }
+  void AddTo(TileArgs& tile) {
+    if (left_.rows <= 0 || rows_per_tile_ == 0) {
+      tile.ahead = static_cast<const char*>(tile.panel);  // is there already
+      return;
+    }
+    tile.ahead = left_.at;
+    tile.ahead_stride = left_.stride;
+    tile.ahead_lines = lines_;
+    left_.at += rows_per_tile_ * left_.stride;
+    left_.rows -= rows_per_tile_;
+  }
+
+ private:
+  Region left_;
+  int64_t lines_, rows_per_tile_;
+};
+
 }  // namespace
 
 struct GroupedGemm::Worker {
   explicit Worker(const Passes* p) : passes(p) {}
 
-  // c of the product's type: bf16 when the operands are and nothing is accumulated.
-  void Multiply(const TileOps& ops, const Product& p, const void* a, const void* b, void* c);
+  // c of the product's type: bf16 when the operands are and nothing is accumulated. `next`: of the block
+  // after.
+  void Multiply(const TileOps& ops, const Product& p, const void* a, const void* b, void* c,
+                const Region& next);
   Lanes StageA(const TileOps& ops, const Product& p, int64_t k0, int64_t depth, const void* a);
   void MultiplyPacked(const TileOps& ops, const Product& p, int64_t steps, const Lanes& a, float* c,
-                      int64_t c_stride, bool accumulate);
+                      int64_t c_stride, bool accumulate, Ahead ahead);
   void WriteSums(const TileOps& ops, const Product& p, int64_t stride, void* c) const;
 
   // Rows of staged fp32 are an odd number of cache lines apart: a stride that is a multiple of a large power
@@ -108,7 +150,7 @@ Lanes GroupedGemm::Worker::StageA(const TileOps& ops, const Product& p, int64_t 
 }
 
 void GroupedGemm::Worker::MultiplyPacked(const TileOps& ops, const Product& p, int64_t steps, const Lanes& a,
-                                         float* c, int64_t c_stride, bool accumulate) {
+                                         float* c, int64_t c_stride, bool accumulate, Ahead ahead) {
   for (int64_t m = 0; m < p.m;) {
     int64_t rows = std::min(ops.max_rows, p.m - m);
     const uint32_t* tile_a = static_cast<const uint32_t*>(a.at);
@@ -119,8 +161,10 @@ void GroupedGemm::Worker::MultiplyPacked(const TileOps& ops, const Product& p, i
       tile_a += m * a.row;
     }
     for (int64_t n = 0; n < p.n; n += ops.panel) {
-      ops.tile({tile_a, a.row, a.step, packed_b + n * steps, steps, rows, c + m * c_stride + n, c_stride,
-                accumulate});
+      TileArgs tile{tile_a,   a.row,     a.step, packed_b + n * steps, steps, rows, c + m * c_stride + n,
+                    c_stride, accumulate};
+      ahead.AddTo(tile);
+      ops.tile(tile);
     }
     m += rows;
   }
@@ -140,7 +184,7 @@ void GroupedGemm::Worker::WriteSums(const TileOps& ops, const Product& p, int64_
 }
 
 void GroupedGemm::Worker::Multiply(const TileOps& ops, const Product& p, const void* a, const void* b,
-                                   void* c) {
+                                   void* c, const Region& next) {
   // Whole panels of fp32 go straight to their place; bf16 is summed in fp32 aside and rounded once.
   const bool aside = p.n % ops.panel != 0 || (ops.element_bytes == 2 && !p.accumulate);
   const int64_t stride = aside ? Ceil(p.n, ops.panel) * ops.panel : p.ldc;
@@ -154,8 +198,9 @@ void GroupedGemm::Worker::Multiply(const TileOps& ops, const Product& p, const v
     } else {
       ops.pack_rows({At(b, k0 * p.ldb, ops.element_bytes), p.ldb, depth, p.n, packed_b});
     }
-    MultiplyPacked(ops, p, Ceil(depth, ops.depth_per_step), lanes, to, stride,
-                   k0 > 0 || (p.accumulate && !aside));
+    const int64_t steps = Ceil(depth, ops.depth_per_step);
+    const Region after = k0 + depth < p.k ? RegionOf(ops, p, b, k0 + depth) : next;
+    MultiplyPacked(ops, p, steps, lanes, to, stride, k0 > 0 || (p.accumulate && !aside), Ahead(after, steps));
   }
   if (aside) WriteSums(ops, p, stride, c);
 }
@@ -197,16 +242,31 @@ absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
   CutIntoBlocks(kind, n, k, groups);
   const TileOps& ops = type == Type::kBf16 ? tiles_->bf16 : tiles_->fp32;
   const int64_t size = ops.element_bytes;
-  pool_->Run(static_cast<int64_t>(blocks_.size()), [&](int64_t task, int thread) {
-    const Block& block = blocks_[task];
+  // A block's product and where its part of b begins.
+  const auto part_of = [&](const Block& block, const void** b) {
     const GemmGroup& group = groups[block.group];
     Product p = ProductOf(kind, n, k, group.rows);
-    const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, size);
-    const void* b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, size);
-    void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? 4 : size);
+    *b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, size);
     p.m = block.m1 - block.m0;
     p.n = block.n1 - block.n0;
-    workers_[thread]->Multiply(ops, p, a, b, c);
+    return p;
+  };
+  const auto num_blocks = static_cast<int64_t>(blocks_.size());
+  pool_->Run(num_blocks, [&](int64_t task, int thread) {
+    const Block& block = blocks_[task];
+    const void* b;
+    const Product p = part_of(block, &b);
+    // Likely this thread's next one.
+    Region next;
+    if (const int64_t likely = task + pool_->num_threads(); likely < num_blocks) {
+      const void* next_b;
+      const Product next_product = part_of(blocks_[likely], &next_b);
+      if (next_b != b) next = RegionOf(ops, next_product, next_b, 0);
+    }
+    const GemmGroup& group = groups[block.group];
+    const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, size);
+    void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? 4 : size);
+    workers_[thread]->Multiply(ops, p, a, b, c, next);
   });
   return absl::OkStatus();
 }

@@ -28,6 +28,11 @@ struct TileArgs {
   float* c = nullptr;
   int64_t c_stride = 0;     // elements
   bool accumulate = false;  // c += instead of c =
+  // Cache lines fetched meanwhile, one per step: ahead_lines of each of some stored rows ahead_stride bytes
+  // apart.
+  const char* ahead = nullptr;
+  int64_t ahead_stride = 0;
+  int64_t ahead_lines = 1;
 };
 
 // How products of one element type are computed.

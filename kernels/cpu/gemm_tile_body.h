@@ -11,10 +11,6 @@ constexpr int kLanes = LRMOE_TILE_LANES;
 constexpr int kMaxRows = LRMOE_TILE_ROWS;
 constexpr int kVectors = LRMOE_TILE_VECTORS;
 constexpr int64_t kPanel = kLanes * kVectors;
-// Prefetched: cache lines of a stored row while it is transposed, rows while they are copied.
-constexpr int64_t kLinesAhead = 4;
-constexpr int64_t kRowsAhead = 8;
-
 typedef float V __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
@@ -72,6 +68,23 @@ struct PairLanes {  // bf16, two along the contraction
   static LRMOE_INLINE U Step(U lanes, int) { return lanes; }
 };
 
+#ifdef LRMOE_TILE_DOT
+typedef uint16_t H2 __attribute__((vector_size(64)));
+constexpr H2 kPairLow = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+constexpr H2 kPairHigh = kPairLow + 16;
+
+// One step of one panel from two whole rows.
+LRMOE_INLINE void InterleaveStep(const uint16_t* row, const uint16_t* next, uint32_t* out) {
+#pragma GCC unroll 8
+  for (int64_t at = 0; at < kPanel; at += 32) {
+    const H2 a = LoadAs<H2>(row + at), b = LoadAs<H2>(next + at);
+    StoreAs(out + at, __builtin_shuffle(a, b, kPairLow));
+    StoreAs(out + at + 16, __builtin_shuffle(a, b, kPairHigh));
+  }
+}
+#endif
+
 // One step of one panel. `count` elements are there.
 template <typename Lanes, bool kWhole>
 LRMOE_INLINE void PackStep(const typename Lanes::Element* row, const typename Lanes::Element* next,
@@ -87,7 +100,6 @@ LRMOE_INLINE void PackStep(const typename Lanes::Element* row, const typename La
 template <typename Lanes>
 void PackRows(const PackArgs& p) {
   using Element = typename Lanes::Element;
-  constexpr int64_t kBytes = kPanel * sizeof(Element);
   const auto* row = static_cast<const Element*>(p.from);
   auto* const to = static_cast<uint32_t*>(p.to);
   const int64_t steps = (p.depth + Lanes::kDepthPerStep - 1) / Lanes::kDepthPerStep;
@@ -97,11 +109,15 @@ void PackRows(const PackArgs& p) {
     const Element* next = pair ? row + stride : nullptr;
     uint32_t* out = to + s * kPanel;
     for (int64_t panel = 0; panel < whole; ++panel, out += steps * kPanel) {
-      // Rows are short pieces far apart, which the hardware does not foresee.
-      const auto* ahead = reinterpret_cast<const char*>(row + kRowsAhead * stride + panel * kPanel);
-      for (int64_t r = 0; r < Lanes::kDepthPerStep; ++r, ahead += stride * sizeof(Element))
-        for (int64_t byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(ahead + byte);
-      PackStep<Lanes, true>(row + panel * kPanel, pair ? next + panel * kPanel : nullptr, kPanel, out);
+#ifdef LRMOE_TILE_DOT
+      if constexpr (Lanes::kDepthPerStep == 2) {
+        if (pair) {
+          InterleaveStep(row + panel * kPanel, next + panel * kPanel, out);
+          continue;
+        }
+      }
+#endif
+      PackStep<Lanes, true>(row + panel * kPanel, nullptr, kPanel, out);
     }
     if (whole * kPanel < p.width)
       PackStep<Lanes, false>(row + whole * kPanel, pair ? next + whole * kPanel : nullptr,
@@ -177,10 +193,7 @@ void PackColumns(const PackArgs& p) {
       if (here == kLanes && bytes >= static_cast<int64_t>(sizeof(U))) {
         const Element* at = from + column * p.stride + d;
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-          r[i] = LoadAs<U>(at + i * p.stride);
-          __builtin_prefetch(at + i * p.stride + kLinesAhead * 64 / sizeof(Element));
-        }
+        for (int i = 0; i < kLanes; ++i) r[i] = LoadAs<U>(at + i * p.stride);
       } else {
         for (int i = 0; i < kLanes; ++i)
           r[i] = i < here ? LoadUpTo<U>(from + (column + i) * p.stride + d, bytes) : U{};
@@ -228,16 +241,22 @@ void TileOf(const TileArgs& t) {
   }
   const auto* panel = static_cast<const float*>(t.panel);
   const int64_t steps = t.steps, a_step = t.a_step;
+  const char* ahead = t.ahead;
   int64_t at = 0;
-  for (int64_t s = 0; s < steps; ++s, at += a_step, panel += kPanel) {
-    V b[kVectors];
+  for (int64_t s = 0; s < steps; ahead += t.ahead_stride) {
+    const char* line = ahead;
+    for (const int64_t end = std::min(steps, s + t.ahead_lines); s < end;
+         ++s, at += a_step, panel += kPanel, line += 64) {
+      __builtin_prefetch(line, 0, 2);
+      V b[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) b[v] = LoadAs<V>(panel + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) b[v] = LoadAs<V>(panel + v * kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const U a = U{} + row[r][at];
+      for (int r = 0; r < kRows; ++r) {
+        const U a = U{} + row[r][at];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = Multiply::Add(sum[r][v], a, b[v]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Multiply::Add(sum[r][v], a, b[v]);
+      }
     }
   }
   if (t.accumulate)

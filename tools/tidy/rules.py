@@ -50,7 +50,6 @@ ONLY_IN = [
     (re.compile(r"^mpi\.h$"), ("worker/transport/mpi.cc",)),
     (re.compile(r"^nccl\.h$"), ("worker/transport/nccl.cc",)),
     (re.compile(r"^cairo"), ("tools/sim/png.cc",)),
-    (re.compile(r"^(dnnl|oneapi/dnnl/)"), ("kernels/", "tests/unit/kernels/")),
     (re.compile(r"^(cuda|cublas).*\.h$"), ("kernels/cuda/", "tests/gpu/", "worker/transport/nccl.cc")),
 ]
 
