@@ -13,6 +13,7 @@ namespace lrmoe::sim {
 void AddPlanCommand(CLI::App& app, int& exit_code);
 void AddReplayCommand(CLI::App& app, int& exit_code);
 void AddGenerateCommand(CLI::App& app, int& exit_code);
+void AddFigureCommands(CLI::App& app, int& exit_code);  // fig6, fig7, fig8
 void AddPoliciesCommand(CLI::App& app);
 
 // "all" stands for every policy.

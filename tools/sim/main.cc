@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   lrmoe::sim::AddPlanCommand(app, exit_code);
   lrmoe::sim::AddReplayCommand(app, exit_code);
   lrmoe::sim::AddGenerateCommand(app, exit_code);
+  lrmoe::sim::AddFigureCommands(app, exit_code);
   lrmoe::sim::AddPoliciesCommand(app);
   try {
     app.parse(argc, argv);
