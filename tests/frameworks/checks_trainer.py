@@ -41,6 +41,8 @@ class TrainerChecks(unittest.TestCase):
         dist.barrier()
 
     def resumed(self):
+        if int(transformers.__version__.split(".")[0]) < 5:
+            self.skipTest("with several CPU processes transformers 4 restores its optimizer to \"cpu:0\", which PyTorch refuses")
         example.train(options(resume=True))
         dist.barrier()
         if RANK == 0:
