@@ -37,8 +37,7 @@ absl::StatusOr<std::string> ReadAll(const std::string& path) {
 
 absl::StatusOr<LayerPlan> MakePlan(const PlanOptions& options) {
   LRMOE_ASSIGN_OR_RETURN(const std::string text, ReadAll(options.input));
-  LRMOE_ASSIGN_OR_RETURN(planner::PlanningProblem problem, ReadProblem(text));
-  problem.policy.planner = options.policy;
+  LRMOE_ASSIGN_OR_RETURN(planner::PlanningProblem problem, ReadProblem(text, options.policy));
   const auto start = std::chrono::steady_clock::now();
   LRMOE_ASSIGN_OR_RETURN(LayerPlan plan, planner::Plan(problem));
   plan.plan_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();

@@ -70,6 +70,19 @@ absl::Status ReadResident(const Json& value, PlanningProblem& problem) {
   return absl::OkStatus();
 }
 
+absl::Status ReadHistory(const Json& value, PlanningProblem& problem) {
+  LRMOE_RETURN_IF_ERROR(CheckList("history", value, 8));
+  for (size_t i = 0; i < value.size(); ++i) {
+    const std::string field = absl::StrCat("history[", i, "]");
+    LRMOE_RETURN_IF_ERROR(CheckList(field, value[i], 4096));
+    std::vector<int64_t>& counts = problem.history.emplace_back();
+    for (size_t e = 0; e < value[i].size(); ++e)
+      LRMOE_RETURN_IF_ERROR(ReadInteger(absl::StrCat(field, "[", e, "]"), value[i][e], 0, int64_t{1} << 50,
+                                        counts.emplace_back()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadModel(const Json& value, MemoryModelOptions& model) {
   LRMOE_RETURN_IF_ERROR(CheckKeys(
       "model", value, {"hidden_size", "intermediate_size", "gated", "weight_bytes", "gradient_bytes"}));
@@ -122,6 +135,7 @@ absl::Status ReadField(const std::string& key, const Json& item, PlanningProblem
   if (key == "ranks") return ReadRanks(item, problem);
   if (key == "owner") return ReadExperts(key, item, problem.owner);
   if (key == "resident") return ReadResident(item, problem);
+  if (key == "history") return ReadHistory(item, problem);
   if (key == "model") return ReadModel(item, problem.model);
   if (key == "bandwidth") return ReadBandwidth(item, problem.cluster.bandwidth);
   return ReadPolicyField(key, item, problem.policy);
@@ -129,14 +143,15 @@ absl::Status ReadField(const std::string& key, const Json& item, PlanningProblem
 
 }  // namespace
 
-absl::StatusOr<PlanningProblem> ReadProblem(const std::string& text) {
+absl::StatusOr<PlanningProblem> ReadProblem(const std::string& text, const std::string& planner) {
   LRMOE_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   LRMOE_RETURN_IF_ERROR(
       CheckKeys("the problem", json,
-                {"format", "version", "counts", "ranks", "owner", "resident", "model", "bandwidth",
+                {"format", "version", "counts", "ranks", "owner", "resident", "history", "model", "bandwidth",
                  "window_us", "rates", "retention_floor", "balance_tolerance", "on_infeasible"}));
   LRMOE_RETURN_IF_ERROR(RequireKeys("the problem", json, {"counts", "owner", "ranks"}));
   PlanningProblem problem;
+  problem.policy.planner = planner;
   for (const auto& [key, item] : json.items()) LRMOE_RETURN_IF_ERROR(ReadField(key, item, problem));
   LRMOE_RETURN_IF_ERROR(planner::Validate(problem));
   return problem;

@@ -9,8 +9,9 @@
 
 namespace lrmoe::sim {
 
-// The result has passed planner::Validate. Only counts, owner and ranks are required; the rest has the
-// defaults of the structs (memory_bytes and window_us: no limit).
-absl::StatusOr<planner::PlanningProblem> ReadProblem(const std::string& text);
+// A problem for the policy of that name; the result has passed planner::Validate. Only counts, owner and
+// ranks are required; the rest has the defaults of the structs (memory_bytes and window_us: no limit).
+absl::StatusOr<planner::PlanningProblem> ReadProblem(const std::string& text,
+                                                     const std::string& planner = "lrmoe");
 
 }  // namespace lrmoe::sim

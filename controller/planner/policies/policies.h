@@ -33,7 +33,8 @@ struct PolicyInfo {
   bool uses_history = false;
   // Lays out every instance anew: an expert's owner need not hold an instance of it. A rank holds at most as
   // many experts as it owns and has replica_slots. What it held before but does not own arrives as residents.
-  // Any other (expert, rank) but the owner's is a new transfer.
+  // Any other (expert, rank) but the owner's is a new transfer: weights come from the owner, where the
+  // optimizer state stays and gradients are summed.
   bool moves_owners = false;
   // A bound, not a policy: replicas need no slot, no memory and no transfer.
   bool ideal = false;

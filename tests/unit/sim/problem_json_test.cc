@@ -13,7 +13,7 @@ namespace {
 
 const char kFull[] = R"({"format": "lrmoe-planning-problem", "version": 1, "counts": [[9, 1, 0], [8, 0, 2]],
   "ranks": [{"node": 0, "replica_slots": 1, "memory_bytes": 1000000, "rows_per_ms": 5.5}, {}], "owner": [0, 0, 1],
-  "resident": [[2], [0]], "model": {"hidden_size": 16, "intermediate_size": 8, "gated": false, "weight_bytes": 4,
+  "resident": [[2], [0]], "history": [[20, 1, 3], [0, 0, 0]], "model": {"hidden_size": 16, "intermediate_size": 8, "gated": false, "weight_bytes": 4,
   "gradient_bytes": 4}, "bandwidth": {"intra_node_gb_per_s": 100, "inter_node_gb_per_s": 10}, "window_us": 1e6,
   "rates": [1, 0.5], "retention_floor": 0.1, "balance_tolerance": 0.05, "on_infeasible": "best_effort"})";
 
@@ -26,6 +26,7 @@ TEST_CASE("a full problem is read as written", "[sim]") {
   CHECK(problem->cluster.ranks[0].memory_bytes == 1000000);
   CHECK(problem->cluster.ranks[1] == RankResources{});
   CHECK(problem->resident == std::vector<std::vector<int32_t>>{{2}, {0}});
+  CHECK(problem->history == std::vector<std::vector<int64_t>>{{20, 1, 3}, {0, 0, 0}});
   CHECK_FALSE(problem->model.gated);
   CHECK(problem->cluster.bandwidth.inter_node_gb_per_s == 10);
   CHECK(problem->policy.window_us == 1e6);
@@ -58,6 +59,10 @@ TEST_CASE("every mistake is named with field, value and what is allowed", "[sim]
            {"{" + base + ", \"bandwidth\": {\"intra_node_gb_per_s\": 0}}",
             "bandwidth.intra_node_gb_per_s is 0"},
            {"{" + base + ", \"resident\": [[1], [1]]}", "resident[1][0] is 1"},
+           {"{" + base + ", \"history\": [[1, 2], [-1, 2]]}", "history[1][0] is -1"},
+           {"{" + base + ", \"history\": [[1]]}",
+            "history[0] is 1 entries; allowed: one per column of counts (2)"},
+           {"{" + base + ", \"history\": 3}", "history is 3; allowed: a list"},
            {R"({"counts": [[1, 2]], "ranks": [{}]})", "key \"owner\" is missing"},
            {R"({"counts": [[1, 2], [3]], "ranks": [{}, {}], "owner": [0, 1]})",
             "counts[1] is a list of 1 values"},
@@ -76,6 +81,15 @@ TEST_CASE("every mistake is named with field, value and what is allowed", "[sim]
     CHECK(problem.status().code() == absl::StatusCode::kInvalidArgument);
     CHECK_THAT(std::string(problem.status().message()), Catch::Contains(part));
   }
+}
+
+TEST_CASE("residents are checked by the rules of the policy", "[sim]") {
+  const std::string exchanged = R"({"counts": [[1, 2, 3, 4], [3, 4, 5, 6]], "ranks": [{}, {}],
+                                    "owner": [0, 0, 1, 1], "resident": [[2, 3], [0, 1]]})";
+  CHECK_THAT(std::string(ReadProblem(exchanged).status().message()), Catch::Contains("replica_slots"));
+  const auto problem = ReadProblem(exchanged, "smartmoe");
+  REQUIRE(problem.ok());
+  CHECK(planner::Plan(*problem)->new_replicas == 0);
 }
 
 TEST_CASE("damaged problems are read or refused, never worse", "[sim]") {
