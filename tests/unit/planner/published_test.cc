@@ -149,5 +149,47 @@ TEST_CASE("LAER's layouts, eight ranks per node, rows even over copies", "[publi
   }
 }
 
+// UltraEP's own workload, 256 experts on 64 ranks, in expectation instead of sampled: ranks weigh
+// rank^-alpha, the experts of one i^-4, every token takes eight distinct experts.
+PlanningProblem RankSkewProblem(double alpha) {
+  std::vector<double> weight(256);
+  for (int32_t e = 0; e < 256; ++e) weight[e] = std::pow(e / 4 + 1, -alpha) * std::pow(e % 4 + 1, -4);
+  double low = 0, high = 1e6;
+  for (int step = 0; step < 200; ++step) {
+    const double middle = (low + high) / 2;
+    double chosen = 0;
+    for (double w : weight) chosen += 1 - std::exp(-middle * w);
+    (chosen < 8 ? low : high) = middle;
+  }
+  PlanningProblem problem = ZipfProblem(256, 64, 0, 0, 2);
+  for (int32_t e = 0; e < 256; ++e)
+    for (int32_t s = 0; s < 64; ++s)
+      problem.counts.at(s, e) = std::llround(8192 * (1 - std::exp(-high * weight[e])));
+  return problem;
+}
+
+TEST_CASE("UltraEP on its own workload: imbalance, replicas per expert and in all", "[published]") {
+  struct Row {
+    double alpha, before;
+    int64_t most, total;
+  };
+  for (const Row& row : {Row{.140, 1.51, 4, 38}, Row{.244, 2.01, 5, 46}, Row{.408, 3.03, 6, 51}}) {
+    CAPTURE(row.before);
+    PlanningProblem problem = RankSkewProblem(row.alpha);
+    problem.policy.planner = "ultraep";
+    const auto plan = Plan(problem);
+    REQUIRE(plan.ok());
+    std::vector<int64_t> replicas(256, 0);
+    for (const InstancePlan& instance : plan->instances) replicas[instance.expert_idx] += !instance.owner;
+    CHECK(plan->imbalance.before == Approx(row.before).margin(0.01).epsilon(0));
+    CHECK(plan->imbalance.forward == Approx(1.01).margin(1e-4).epsilon(0));
+    CHECK(*std::max_element(replicas.begin(), replicas.end()) == row.most);
+    CHECK(std::abs(plan->new_replicas - row.total) <= 2);
+    problem.policy.planner = "echo";
+    CHECK(Plan(problem)->imbalance.forward <= 1.0034);
+    CHECK(std::abs(Plan(problem)->new_replicas - 62.5) <= 0.5);
+  }
+}
+
 }  // namespace
 }  // namespace lrmoe::planner
