@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kernels/memory.h"
 
 namespace lrmoe::kernels {
 
@@ -36,11 +37,29 @@ enum class GemmKind : uint8_t {
   kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32
 };
 
-// The CPU device: packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all
-// operations. Not thread-safe: one engine thread calls it.
+// A device works through its operations in the order of the calls. Rows, weights, gradients and optimizer
+// state lie in its memory (every void*, the float* of GroupedGemm, AdamW, SquaredNorm, AddInPlace and the
+// conversions); what there is one of per row or pair (indices, offsets, positions, alphas, norms, dots) lies
+// in the host's: such inputs are read before the call returns, such outputs are there after Wait. The CPU
+// device shares the host's memory and is done when a call returns. Not thread-safe, but a thread that waits
+// may leave the calls to another one.
 class Device {
  public:
   virtual ~Device() = default;
+
+  // Whether the memory at `pointer` is this device's.
+  virtual bool Holds(const void* /*pointer*/) const { return true; }
+  virtual int64_t memory_bytes() const { return INT64_MAX; }  // all there is of it; INT64_MAX: not known
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes);
+  // Host to device, device to host, within the device. Host memory stays as it is and valid until Wait.
+  virtual void Upload(void* dst, const void* src, int64_t bytes);
+  virtual void Download(void* dst, const void* src, int64_t bytes);
+  virtual void Copy(void* dst, const void* src, int64_t bytes);
+  virtual void Fill(void* dst, uint8_t value, int64_t bytes);
+  // Row i of rows[to.size()] moves to place to[i]; `to` is a permutation, its contents are used up.
+  virtual void PermuteRows(int64_t row_bytes, std::span<int32_t> to, void* rows);
+  // Until everything called so far is done. The first error of any of it; the device is of no use after one.
+  virtual absl::Status Wait() { return absl::OkStatus(); }
 
   // How GEMMs are computed on this machine, in words for the log: decided once, at creation.
   virtual absl::string_view gemm_path() const = 0;
@@ -113,6 +132,7 @@ struct TopK {
 };
 TopK SelectTopK(std::span<const float> scores, int64_t k);
 
+// Packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all operations.
 // InvalidArgument when num_threads is not 1..256; ResourceExhausted when they cannot be started.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads);
 

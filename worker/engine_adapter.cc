@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -50,8 +51,11 @@ class EngineAdapter final : public worker::EnginePort {
           absl::StrCat("expert ", expert_idx, " of layer ", layer, " is not owned by this rank"));
     }
     const float* source = nullptr;
+    std::vector<float> copy;
     if (content == worker::ExpertContent::kGradient) {
-      source = store.Find(layer, expert_idx)->gradient;
+      LRMOE_ASSIGN_OR_RETURN(const std::span<const float> gradient,
+                             store.HostGradient(layer, expert_idx, copy));
+      source = gradient.data();
     } else if (store.version(layer) == ParameterVersion{0}) {
       return absl::FailedPreconditionError(
           absl::StrCat("layer ", layer, " has no weights yet; load them first"));

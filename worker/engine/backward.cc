@@ -39,7 +39,8 @@ class BackwardPass {
       : state_(state),
         args_(args),
         clock_(state.whole_process_clock()),
-        exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_),
+        exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_,
+                  state.device.get()),
         pairs_(static_cast<int64_t>(args.dalpha.size())) {}
 
   absl::StatusOr<BackwardResult> Run();
@@ -61,9 +62,11 @@ class BackwardPass {
   const int64_t pairs_;
   int64_t bytes_before_ = 0;  // of other contexts
   ForwardContext context_;
-  bool selective_ = false;  // some expert keeps some of its pairs but not all
-  Buffer scores_;           // float, [P]
-  Buffer kept_;             // uint8, [P]
+  Buffer dy_copy_;                 // when the device cannot reach the caller's
+  const std::byte* dy_ = nullptr;  // [T, H], where the device reads it
+  bool selective_ = false;         // some expert keeps some of its pairs but not all
+  Buffer scores_;                  // float, [P]
+  Buffer kept_;                    // uint8, [P]
   BackwardRoute route_;
 };
 
@@ -72,7 +75,7 @@ absl::Status BackwardPass::ExactRouterGradient() {
   LRMOE_ASSIGN_OR_RETURN(Buffer token, state_.arena->Take(pairs_ * 4, "pair tokens"));
   for (int64_t p = 0; p < pairs_; ++p)
     token.as<int32_t>()[p] = static_cast<int32_t>(p / state_.shape().top_k);
-  state_.device->RowDot(state_.type(), state_.shape().hidden_size, args_.dy.data(), token.as<int32_t>(),
+  state_.device->RowDot(state_.type(), state_.shape().hidden_size, dy_, token.as<int32_t>(),
                         context_.y_rows.data(), context_.pair_position.as<int32_t>(), args_.dalpha.data());
   context_.y_rows.Release();
   return absl::OkStatus();
@@ -83,7 +86,7 @@ absl::Status BackwardPass::Score(absl::Status& refused) {
   for (bool expert : selective) selective_ |= expert;
   if (!selective_) return absl::OkStatus();
   LRMOE_ASSIGN_OR_RETURN(scores_, state_.arena->Take(pairs_ * 4, "pair scores"));
-  LRMOE_RETURN_IF_ERROR(ScorePairs(state_, context_, args_.dy, scores_.as<float>()));
+  LRMOE_RETURN_IF_ERROR(ScorePairs(state_, context_, dy_, scores_.as<float>()));
   const absl::Status finite = CheckFinite(context_, state_.rank(), state_.shape().top_k, scores_.as<float>());
   int64_t bad = finite.ok() ? 0 : 1;
   LRMOE_RETURN_IF_ERROR(exchange_.Max("backward score check", std::span(&bad, 1)));
@@ -177,6 +180,7 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
   CompactPass compact(state_, exchange_, context_, route_);
   absl::Status refused;
   const auto body = [&]() -> absl::Status {
+    LRMOE_ASSIGN_OR_RETURN(dy_, state_.OnDevice(args_.dy, dy_copy_));
     LRMOE_RETURN_IF_ERROR(ExactRouterGradient());  // first: it frees the saved y rows
     clock_.Lap(phases().compute_ms);
     LRMOE_RETURN_IF_ERROR(Score(refused));
@@ -188,7 +192,8 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     LRMOE_RETURN_IF_ERROR(compact.DescribeRows());
     report.scalar_bytes = exchange_.TakeSentBytes();
     LRMOE_RETURN_IF_ERROR(compact.CompactSaved());
-    LRMOE_RETURN_IF_ERROR(compact.PackGradients(args_.dy));
+    LRMOE_RETURN_IF_ERROR(compact.PackGradients(dy_));
+    dy_copy_.Release();
     clock_.Lap(phases().pack_ms);
     LRMOE_RETURN_IF_ERROR(compact.DispatchGradients());
     report.dispatch_bytes = exchange_.TakeSentBytes();
@@ -200,10 +205,9 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     LRMOE_RETURN_IF_ERROR(compact.Return(args_.dx));
     report.return_bytes = exchange_.TakeSentBytes();
     clock_.Lap(phases().return_ms);
-    LRMOE_RETURN_IF_ERROR(
-        SumGradients(exchange_, *state_.arena, *state_.store, *state_.device, context_.plan()));
+    LRMOE_RETURN_IF_ERROR(SumGradients(exchange_, state_.rows(), *state_.store, context_.plan()));
     clock_.Lap(phases().gradients_ms);
-    return absl::OkStatus();
+    return state_.device->Wait();
   };
   if (absl::Status status = body(); !status.ok()) return state_.Fail(status);
   const int32_t layer = args_.invocation.layer;

@@ -1,10 +1,6 @@
 #include "worker/engine/buffers.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -36,8 +32,8 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 void Buffer::Release() {
   if (arena_ != nullptr) {
-    arena_->in_use_ -= size_;
-    arena_->Give(data_ - arena_->base_, RoundUp(size_, kAlignment));
+    arena_->Count(-size_);
+    arena_->Give(data_ - arena_->memory_->base(), RoundUp(size_, kAlignment));
   }
   arena_ = nullptr;
   data_ = nullptr;
@@ -50,40 +46,45 @@ void Buffer::Shrink(int64_t bytes) {
   if (arena_ == nullptr) return;
   const int64_t kept = RoundUp(bytes, kAlignment);
   const int64_t held = RoundUp(size_, kAlignment);
-  arena_->in_use_ -= size_ - bytes;
-  if (held > kept) arena_->Give(data_ - arena_->base_ + kept, held - kept);
+  arena_->Count(bytes - size_);
+  if (held > kept) arena_->Give(data_ - arena_->memory_->base() + kept, held - kept);
   size_ = bytes;
 }
 
 absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(int64_t capacity_bytes, bool poison) {
   const int64_t capacity = RoundUp(std::max<int64_t>(capacity_bytes, kCommitStep), kCommitStep);
-  void* base = mmap(nullptr, capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot reserve ", capacity, " bytes of addresses for tensors: ", std::strerror(errno)));
-  }
-  // Rows are read in short pieces, pages apart. Pages are committed in whole steps anyway; without huge pages
-  // all works as well.
-  (void)madvise(base, capacity, MADV_HUGEPAGE);
-  return std::unique_ptr<Arena>(new Arena(static_cast<std::byte*>(base), capacity, poison));
+  LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Memory> memory, kernels::ReserveHostMemory(capacity));
+  return std::unique_ptr<Arena>(new Arena(std::move(memory), nullptr, poison, nullptr));
 }
 
-Arena::Arena(std::byte* base, int64_t capacity, bool poison)
-    : base_(base), capacity_(capacity), poison_(poison) {
+absl::StatusOr<std::unique_ptr<Arena>> Arena::CreateOn(kernels::Device* device, int64_t capacity_bytes,
+                                                       bool poison, Arena* counted_in) {
+  const int64_t capacity = RoundUp(std::max<int64_t>(capacity_bytes, kCommitStep), kCommitStep);
+  LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Memory> memory, device->Reserve(capacity));
+  return std::unique_ptr<Arena>(new Arena(std::move(memory), device, poison, counted_in));
+}
+
+Arena::Arena(std::unique_ptr<kernels::Memory> memory, kernels::Device* device, bool poison, Arena* counted_in)
+    : memory_(std::move(memory)), device_(device), poison_(poison), counted_in_(counted_in) {
   free_.reserve(256);
-  free_.push_back({0, capacity});
+  free_.push_back({0, memory_->capacity()});
 }
 
 Arena::~Arena() {
   LRMOE_CHECK_EQ(in_use_, 0);
-  munmap(base_, capacity_);
+}
+
+void Arena::Count(int64_t bytes) {
+  for (Arena* arena = this; arena != nullptr; arena = arena->counted_in_) {
+    arena->in_use_ += bytes;
+    arena->peak_ = std::max(arena->peak_, arena->in_use_);
+  }
 }
 
 absl::Status Arena::Commit(int64_t end) {
   if (end <= committed_) return absl::OkStatus();
-  const int64_t target = std::min(capacity_, RoundUp(end, kCommitStep));
-  if (mprotect(base_ + committed_, target - committed_, PROT_READ | PROT_WRITE) != 0)
-    return absl::ResourceExhaustedError(std::strerror(errno));
+  const int64_t target = std::min(memory_->capacity(), RoundUp(end, kCommitStep));
+  LRMOE_RETURN_IF_ERROR(memory_->Commit(target));
   committed_ = target;
   ++growths_;
   return absl::OkStatus();
@@ -95,9 +96,9 @@ absl::StatusOr<Buffer> Arena::Take(int64_t bytes, const char* what) {
   if (bytes == 0) return out;
   const auto refuse = [&](absl::string_view why) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes, " bytes wanted, ",
-                                                     in_use_, " of ", capacity_, " in use", why));
+                                                     in_use_, " of ", memory_->capacity(), " in use", why));
   };
-  if (bytes > capacity_) return refuse("");
+  if (bytes > memory_->capacity()) return refuse("");
   const int64_t size = RoundUp(bytes, kAlignment);
   auto best = free_.end();
   for (auto block = free_.begin(); block != free_.end(); ++block)
@@ -110,11 +111,11 @@ absl::StatusOr<Buffer> Arena::Take(int64_t bytes, const char* what) {
   best->size -= size;
   if (best->size == 0) free_.erase(best);
   out.arena_ = this;
-  out.data_ = base_ + offset;
+  out.data_ = memory_->base() + offset;
   out.size_ = bytes;
-  in_use_ += bytes;
-  peak_ = std::max(peak_, in_use_);
-  if (poison_) std::memset(out.data_, 0xFF, bytes);
+  Count(bytes);
+  if (poison_ && device_ == nullptr) std::memset(out.data_, 0xFF, bytes);
+  if (poison_ && device_ != nullptr) device_->Fill(out.data_, 0xFF, bytes);
   return out;
 }
 

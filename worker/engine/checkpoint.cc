@@ -80,19 +80,19 @@ absl::Status FileSystemError(absl::string_view what, const std::string& path, co
   return SystemError(what, path, error.value());
 }
 
-void ListTensors(ExpertStore& store, std::vector<TensorToWrite>* weights,
-                 std::vector<TensorToWrite>* optimizer) {
+// `copies`: of weights that the host cannot read where they are; outlive the lists.
+absl::Status ListTensors(ExpertStore& store, std::vector<std::vector<std::byte>>* copies,
+                         std::vector<TensorToWrite>* weights, std::vector<TensorToWrite>* optimizer) {
   const LayerShape& shape = store.model().shape;
   const int64_t element = SizeInBytes(shape.dtype);
   for (int32_t layer = 0; layer < store.model().num_layers; ++layer) {
     for (const int32_t expert_idx : store.owned()) {
-      const ExpertInstance* const instance = store.Find(layer, expert_idx);
-      LRMOE_CHECK(instance != nullptr);
+      LRMOE_ASSIGN_OR_RETURN(const std::span<const std::byte> held,
+                             store.HostWeights(layer, expert_idx, copies->emplace_back()));
       for (const Piece& piece : Pieces(shape)) {
         const std::string name = TensorName(layer, expert_idx, piece);
-        const std::span<const std::byte> bytes(instance->weights + piece.offset * element,
-                                               piece.count() * element);
-        weights->push_back({name, Dtype(shape.dtype), piece.shape, bytes});
+        weights->push_back({name, Dtype(shape.dtype), piece.shape,
+                            held.subspan(piece.offset * element, piece.count() * element)});
         for (const auto& [ending, values] : StateParts(store.State(layer, expert_idx))) {
           optimizer->push_back({name + ending, "F32", piece.shape,
                                 std::as_bytes(values.subspan(piece.offset, piece.count()))});
@@ -100,6 +100,7 @@ void ListTensors(ExpertStore& store, std::vector<TensorToWrite>* weights,
       }
     }
   }
+  return absl::OkStatus();
 }
 
 // Everything in the directory that is neither listed nor the manifest: shard manifests, files of a crashed
@@ -224,7 +225,8 @@ absl::Status WriteShard(ExpertStore& store, const std::string& directory, int64_
   shard.weights.name = TensorFileName("model", rank, world_size);
   shard.optimizer.name = TensorFileName("optimizer", rank, world_size);
   std::vector<TensorToWrite> weights, optimizer;
-  ListTensors(store, &weights, &optimizer);
+  std::vector<std::vector<std::byte>> copies;
+  LRMOE_RETURN_IF_ERROR(ListTensors(store, &copies, &weights, &optimizer));
   const std::map<std::string, std::string> metadata{{"format", "pt"}};
   LRMOE_ASSIGN_OR_RETURN(shard.weights.sum,
                          WriteSafetensors(aside + "/" + shard.weights.name, weights, metadata));
@@ -294,22 +296,23 @@ absl::Status CheckpointReader::Load(ExpertStore& store) const {
   LRMOE_CHECK(store.model() == manifest_.identity.model);
   const LayerShape& shape = store.model().shape;
   const int64_t element = SizeInBytes(shape.dtype);
+  std::vector<std::byte> weights(store.parameters() * element);
   for (int32_t layer = 0; layer < store.model().num_layers; ++layer) {
     for (const int32_t replica : store.Replicas(layer)) store.DropReplica(layer, replica);
     for (const int32_t expert_idx : store.owned()) {
       const auto found = shard_of_expert_.find(expert_idx);
       LRMOE_CHECK(found != shard_of_expert_.end());
       const Shard& shard = shards_[found->second];
-      std::byte* const weights = store.Find(layer, expert_idx)->weights;
       for (const Piece& piece : Pieces(shape)) {
         const std::string name = TensorName(layer, expert_idx, piece);
-        LRMOE_RETURN_IF_ERROR(
-            shard.weights.Read(name, {weights + piece.offset * element, size_t(piece.count() * element)}));
+        LRMOE_RETURN_IF_ERROR(shard.weights.Read(
+            name, std::span(weights).subspan(piece.offset * element, piece.count() * element)));
         for (const auto& [ending, values] : StateParts(store.State(layer, expert_idx))) {
           LRMOE_RETURN_IF_ERROR(shard.optimizer.Read(
               name + ending, std::as_writable_bytes(values.subspan(piece.offset, piece.count()))));
         }
       }
+      LRMOE_RETURN_IF_ERROR(store.SetWeights(layer, expert_idx, weights));
     }
     store.ZeroGradients(layer);
     store.SetVersion(layer, ParameterVersion{manifest_.identity.versions[layer]});

@@ -185,10 +185,10 @@ absl::Status CompactPass::CompactSaved() {
     const LayerShape& shape = state_.shape();
     const int64_t rows = route_.executor.rows;
     const bool with_a = !state_.options.recompute_activation;
-    LRMOE_ASSIGN_OR_RETURN(x_, arena.Take(rows * state_.row_bytes(), "compact rows"));
+    LRMOE_ASSIGN_OR_RETURN(x_, state_.rows().Take(rows * state_.row_bytes(), "compact rows"));
     if (with_a) {
       LRMOE_ASSIGN_OR_RETURN(
-          a_, arena.Take(rows * shape.fc1_width() * state_.element_bytes(), "compact FC1 rows"));
+          a_, state_.rows().Take(rows * shape.fc1_width() * state_.element_bytes(), "compact FC1 rows"));
     }
     {
       LRMOE_ASSIGN_OR_RETURN(Buffer gather, arena.Take(rows * 4, "compaction"));
@@ -271,19 +271,19 @@ absl::Status CompactPass::MoveRows() {
   const auto fill = [&](int32_t peer, int64_t first, int64_t count, std::byte* to) {
     visit(out[peer], first, count, [&](int64_t entry) {
       const int64_t row = kept_rows_.as<int32_t>()[entry];
-      std::memcpy(to, context_.x.data() + row * x_bytes, x_bytes);
-      if (a_bytes > 0) std::memcpy(to + x_bytes, context_.a.data() + row * a_bytes, a_bytes);
+      state_.device->Copy(to, context_.x.data() + row * x_bytes, x_bytes);
+      state_.device->Copy(to + x_bytes, context_.a.data() + row * a_bytes, a_bytes);
       to += x_bytes + a_bytes;
     });
   };
   const auto take = [&](int32_t peer, int64_t first, int64_t count, const std::byte* from) {
     visit(in[peer], first, count, [&](int64_t row) {
-      std::memcpy(x_.data() + row * x_bytes, from, x_bytes);
-      if (a_bytes > 0) std::memcpy(a_.data() + row * a_bytes, from + x_bytes, a_bytes);
+      state_.device->Copy(x_.data() + row * x_bytes, from, x_bytes);
+      state_.device->Copy(a_.data() + row * a_bytes, from + x_bytes, a_bytes);
       from += x_bytes + a_bytes;
     });
   };
-  return exchange_.Staged("backward moved rows", transfer, *state_.arena, fill, take);
+  return exchange_.Staged("backward moved rows", transfer, state_.rows(), fill, take);
 }
 
 }  // namespace lrmoe::engine

@@ -32,8 +32,8 @@ class CompactPass {
   absl::Status DescribeRows();
   // Executors bring the saved rows of their kept pairs together; overflow travels to its new executor.
   absl::Status CompactSaved();
-  // Sources gather the kept gradient rows, once per (token, destination).
-  absl::Status PackGradients(std::span<const std::byte> dy);
+  // Sources gather the kept gradient rows, once per (token, destination). dy: where the device reads it.
+  absl::Status PackGradients(const std::byte* dy);
   absl::Status DispatchGradients();
   // The four grouped GEMMs. Weight gradients accumulate in the store.
   absl::Status Compute();

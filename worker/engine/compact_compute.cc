@@ -9,21 +9,21 @@
 
 namespace lrmoe::engine {
 
-absl::Status CompactPass::PackGradients(std::span<const std::byte> dy) {
+absl::Status CompactPass::PackGradients(const std::byte* dy) {
   const int64_t pairs = static_cast<int64_t>(context_.pair_instance.as<int32_t>().size());
-  LRMOE_ASSIGN_OR_RETURN(payload_out_, state_.arena->Take(pairs * state_.row_bytes(), "gradient payload"));
-  state_.device->GatherRows(state_.type(), state_.shape().hidden_size, dy.data(),
+  LRMOE_ASSIGN_OR_RETURN(payload_out_, state_.rows().Take(pairs * state_.row_bytes(), "gradient payload"));
+  state_.device->GatherRows(state_.type(), state_.shape().hidden_size, dy,
                             token_.as<int32_t>().first(payload_.total), payload_out_.data());
   return absl::OkStatus();
 }
 
 absl::Status CompactPass::DispatchGradients() {
   const int64_t rows = route_.executor.rows, h = state_.shape().hidden_size;
-  LRMOE_ASSIGN_OR_RETURN(payload_in_, state_.arena->Take(rows * state_.row_bytes(), "gradient payload"));
+  LRMOE_ASSIGN_OR_RETURN(payload_in_, state_.rows().Take(rows * state_.row_bytes(), "gradient payload"));
   LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward dispatch", payload_out_.bytes(), payload_.rows,
                                        payload_in_.bytes(), payload_rows_, state_.row_bytes()));
   payload_out_.Release();
-  LRMOE_ASSIGN_OR_RETURN(gradient_, state_.arena->Take(rows * state_.row_bytes(), "gradient rows"));
+  LRMOE_ASSIGN_OR_RETURN(gradient_, state_.rows().Take(rows * state_.row_bytes(), "gradient rows"));
   state_.device->GatherRows(state_.type(), h, payload_in_.data(), row_payload_.as<int32_t>(),
                             gradient_.data());
   return absl::OkStatus();
@@ -63,11 +63,11 @@ absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, con
 
 absl::Status CompactPass::Compute() {
   using kernels::GemmKind;
-  Arena& arena = *state_.arena;
+  Arena& arena = state_.rows();
   const LayerShape& shape = state_.shape();
   const int64_t rows = route_.executor.rows, h = shape.hidden_size, f = shape.intermediate_size;
   const int64_t width = shape.fc1_width(), bytes = state_.element_bytes(), w2 = state_.store->w2_offset();
-  LRMOE_ASSIGN_OR_RETURN(row_dalpha_, arena.Take(rows * 4, "router gradients"));
+  LRMOE_ASSIGN_OR_RETURN(row_dalpha_, state_.arena->Take(rows * 4, "router gradients"));
   if (state_.options.recompute_activation) {
     LRMOE_ASSIGN_OR_RETURN(a_, arena.Take(rows * width * bytes, "recomputed FC1 rows"));
     LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kForward, width, h, x_.data(), a_.data(), 0));
@@ -90,6 +90,7 @@ absl::Status CompactPass::Compute() {
 
 absl::Status CompactPass::ReturnScalars(const Buffer& returned) {
   LRMOE_ASSIGN_OR_RETURN(Buffer out, state_.arena->Take(route_.executor.rows * 4, "router gradients"));
+  LRMOE_RETURN_IF_ERROR(state_.device->Wait());
   for (const Segment& segment : route_.executor.segments)
     std::copy_n(row_dalpha_.as<float>().begin() + segment.row, segment.count,
                 out.as<float>().begin() + segment.position);
@@ -120,7 +121,8 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
                            payload_in_.data());
   }
   gradient_.Release();
-  LRMOE_ASSIGN_OR_RETURN(Buffer returned, arena.Take(pairs * state_.row_bytes(), "returned gradients"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer returned,
+                         state_.rows().Take(pairs * state_.row_bytes(), "returned gradients"));
   LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward return", payload_in_.bytes(), payload_rows_,
                                        returned.bytes(), payload_.rows, state_.row_bytes()));
   payload_in_.Release();
@@ -134,7 +136,10 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
   LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(payload_.total * 4, "return sums"));
   for (int64_t i = 0; i < payload_.total; ++i)
     index.as<int32_t>()[next[token[i]]++] = static_cast<int32_t>(i);
-  state_.device->SumRows(state_.type(), h, returned.data(), index.as<int32_t>(), offset, dx.data());
+  Buffer copy;
+  LRMOE_ASSIGN_OR_RETURN(std::byte* const sum, state_.ForDevice(dx, copy));
+  state_.device->SumRows(state_.type(), h, returned.data(), index.as<int32_t>(), offset, sum);
+  state_.Deliver(dx, copy);
   return absl::OkStatus();
 }
 

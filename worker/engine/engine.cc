@@ -51,16 +51,26 @@ int64_t ArenaCapacity(const EngineOptions& options) {
 absl::Status Prepare(EngineState& state) {
   LRMOE_RETURN_IF_ERROR(Validate(state.options, state.num_ranks()));
   const LayerShape& shape = state.shape();
-  LRMOE_ASSIGN_OR_RETURN(state.device, kernels::CreateCpuDevice(state.options.num_threads));
+  LRMOE_ASSIGN_OR_RETURN(state.device, state.options.make_device
+                                           ? state.options.make_device()
+                                           : kernels::CreateCpuDevice(state.options.num_threads));
   LRMOE_ASSIGN_OR_RETURN(
-      state.store, ExpertStore::Create(state.options.model,
-                                       ContiguousOwners(shape.num_experts, state.num_ranks()), state.rank()));
+      state.store,
+      ExpertStore::Create(state.options.model, ContiguousOwners(shape.num_experts, state.num_ranks()),
+                          state.rank(), state.device.get()));
   LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> optimizer_device,
                          kernels::CreateCpuDevice(state.options.num_threads));
   LRMOE_ASSIGN_OR_RETURN(state.optimizer,
                          OptimizerQueue::Create(state.store.get(), std::move(optimizer_device)));
   LRMOE_ASSIGN_OR_RETURN(state.arena,
                          Arena::Create(ArenaCapacity(state.options), state.options.poison_buffers));
+  if (!state.device->Holds(state.arena.get())) {
+    LRMOE_ASSIGN_OR_RETURN(
+        state.device_rows,
+        Arena::CreateOn(state.device.get(),
+                        std::min(state.options.memory_budget_bytes, state.device->memory_bytes()),
+                        state.options.poison_buffers, state.arena.get()));
+  }
   for (const bool exact : {false, true}) {
     MemoryModelOptions model;
     model.hidden_size = shape.hidden_size;
@@ -119,6 +129,19 @@ MemoryBytes EngineState::Predict(const ExecutionPlan& execution, int64_t num_tok
 void EngineState::DropUnusedReplicas(int32_t layer) {
   for (const ExpertTransfer& replica : replicas.DropUnused(layer, contexts.PlansOf(layer)))
     if (replica.to == rank()) store->DropReplica(layer, replica.expert_idx);
+}
+
+absl::StatusOr<const std::byte*> EngineState::OnDevice(std::span<const std::byte> host, Buffer& copy) const {
+  if (host.empty() || device->Holds(host.data())) return host.data();
+  LRMOE_ASSIGN_OR_RETURN(copy, rows().Take(static_cast<int64_t>(host.size()), "the caller's rows"));
+  device->Upload(copy.data(), host.data(), copy.size());
+  return copy.data();
+}
+
+absl::StatusOr<std::byte*> EngineState::ForDevice(std::span<std::byte> host, Buffer& copy) const {
+  if (host.empty() || device->Holds(host.data())) return host.data();
+  LRMOE_ASSIGN_OR_RETURN(copy, rows().Take(static_cast<int64_t>(host.size()), "rows for the caller"));
+  return copy.data();
 }
 
 absl::Status EngineState::Fail(const absl::Status& status) {
@@ -220,7 +243,7 @@ absl::Status Engine::ZeroGradients() {
   LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kZeroGradients, {}, "", 0, absl::OkStatus()}).status());
   for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
     impl_->store->ZeroGradients(layer);
-  return absl::OkStatus();
+  return impl_->device->Wait();
 }
 
 absl::Status Engine::SaveCheckpoint(const std::string& directory, int64_t step) {
@@ -273,7 +296,7 @@ int64_t Engine::open_contexts() const {
   return impl_->contexts.size();
 }
 int64_t Engine::arena_growths() const {
-  return impl_->arena->growths();
+  return impl_->arena->growths() + (impl_->device_rows ? impl_->device_rows->growths() : 0);
 }
 int64_t Engine::peak_bytes() const {
   return impl_->peak_bytes;

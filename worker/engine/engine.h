@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,7 +36,9 @@ namespace lrmoe::engine {
 
 struct EngineOptions {
   ModelSpec model;
-  int num_threads = 1;                      // compute threads, 1..256
+  int num_threads = 1;  // compute threads, 1..256
+  // Makes the device that computes; the transport must take rows from its memory. Empty: the CPU.
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device;
   int64_t memory_budget_bytes = INT64_MAX;  // of this rank over all layers; a context beyond it is refused
   int32_t max_open_contexts = 256;          // forwards saved for backward, over all layers; 1..65536
   std::chrono::milliseconds collective_timeout{60000};  // per exchange
@@ -50,7 +53,8 @@ struct EngineOptions {
 };
 
 // Shapes: T tokens of this rank (may be 0 and differ between ranks), k, H from the model. x, y, dy, dx are in
-// the compute type. Spans must have exactly the stated number of bytes or elements.
+// the compute type, in host memory or in the device's (copied, where the device cannot reach it: one [T, H]
+// more than the memory model has). Spans must have exactly the stated number of bytes or elements.
 struct ForwardArgs {
   Invocation invocation;
   int64_t num_tokens = 0;               // T, 0..2^31 / k

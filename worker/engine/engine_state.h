@@ -37,8 +37,9 @@ struct EngineState {
   std::unique_ptr<kernels::Device> device;
   std::unique_ptr<ExpertStore> store;
   std::unique_ptr<OptimizerQueue> optimizer;
-  std::unique_ptr<Arena> arena;
-  ContextTable contexts;  // holds blocks of the arena: destroyed before it
+  std::unique_ptr<Arena> arena;        // pairs and what there is one of per row; host memory
+  std::unique_ptr<Arena> device_rows;  // null when the device shares the host's memory
+  ContextTable contexts;               // holds blocks of the arenas: destroyed before them
   ReplicaDirectory replicas;
   MemoryCoefficients memory[2];           // by exact router gradient
   std::vector<std::vector<bool>> loaded;  // [layer][owned expert]
@@ -57,6 +58,16 @@ struct EngineState {
   int64_t row_bytes() const { return shape().hidden_size * element_bytes(); }  // of x, y, g, dx
   int32_t rank() const { return transport->rank(); }
   int32_t num_ranks() const { return transport->size(); }
+  // Rows, weights and gradients in transit: memory of the device.
+  Arena& rows() const { return device_rows ? *device_rows : *arena; }
+  // Where the device can read a caller's rows: where they are, or a copy that `copy` holds.
+  absl::StatusOr<const std::byte*> OnDevice(std::span<const std::byte> rows, Buffer& copy) const;
+  // Where the device can write rows for a caller: where he wants them, or a place that `copy` holds.
+  absl::StatusOr<std::byte*> ForDevice(std::span<std::byte> rows, Buffer& copy) const;
+  // Brings what ForDevice made to the caller.
+  void Deliver(std::span<std::byte> rows, const Buffer& copy) const {
+    if (copy.size() > 0) device->Download(rows.data(), copy.data(), copy.size());
+  }
   bool whole_process_clock() const { return options.num_threads > 1; }
 
   absl::StatusOr<Agreement> Agree(const Proposal& proposal) const {

@@ -16,8 +16,8 @@ int64_t Sum(std::span<const int64_t> values) {
 }  // namespace
 
 Exchange::Exchange(transport::Transport* transport, const Invocation& invocation,
-                   std::chrono::milliseconds timeout, PhaseClock* clock)
-    : transport_(transport), invocation_(invocation), timeout_(timeout), clock_(clock) {}
+                   std::chrono::milliseconds timeout, PhaseClock* clock, kernels::Device* device)
+    : transport_(transport), invocation_(invocation), timeout_(timeout), clock_(clock), device_(device) {}
 
 transport::Call Exchange::MakeCall(absl::string_view operation) const {
   return {operation, invocation_, After(timeout_)};
@@ -36,6 +36,7 @@ absl::Status Exchange::Rows(absl::string_view operation, std::span<const std::by
   LRMOE_CHECK_LE(send_total, static_cast<int64_t>(send.size()));
   LRMOE_CHECK_LE(recv_total, static_cast<int64_t>(recv.size()));
   sent_bytes_ += send_total - send_bytes[rank()];
+  LRMOE_RETURN_IF_ERROR(device_->Wait());
   clock_->Pause();
   absl::Status status = transport_->AllToAllV(MakeCall(operation), send.first(send_total), send_bytes,
                                               recv.first(recv_total), recv_bytes);
@@ -46,6 +47,7 @@ absl::Status Exchange::Rows(absl::string_view operation, std::span<const std::by
 absl::Status Exchange::AllGather(absl::string_view operation, std::span<const std::byte> send,
                                  std::span<std::byte> recv) {
   sent_bytes_ += static_cast<int64_t>(send.size()) * (num_ranks() - 1);
+  LRMOE_RETURN_IF_ERROR(device_->Wait());
   clock_->Pause();
   absl::Status status = transport_->AllGather(MakeCall(operation), send, recv);
   clock_->Resume();
@@ -54,6 +56,7 @@ absl::Status Exchange::AllGather(absl::string_view operation, std::span<const st
 
 absl::Status Exchange::Max(absl::string_view operation, std::span<int64_t> values) {
   sent_bytes_ += static_cast<int64_t>(values.size_bytes()) * (num_ranks() - 1);
+  LRMOE_RETURN_IF_ERROR(device_->Wait());
   clock_->Pause();
   absl::Status status = transport_->AllReduce(MakeCall(operation), values, transport::Reduction::kMax);
   clock_->Resume();

@@ -1,5 +1,5 @@
 // The engine's way to the transport for one operation of one invocation: fills in names and deadlines, counts
-// bytes that leave this rank, and keeps waiting out of the processor time.
+// bytes that leave this rank, waits for the device, and keeps waiting for peers out of the processor time.
 #pragma once
 
 #include <chrono>
@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
 #include "common/memory_model.h"
+#include "kernels/kernels.h"
 #include "worker/engine/buffers.h"
 #include "worker/engine/phase_clock.h"
 #include "worker/transport/transport.h"
@@ -25,7 +26,8 @@ struct StagedTransfer {
   int64_t max_peers = 1;  // most receivers of one sender or senders of one receiver; equal on all ranks
   int64_t unit_bytes = 0;
 };
-// Copies units [first, first + count) for or from `peer`, count * unit_bytes bytes.
+// Copies units [first, first + count) for or from `peer`, count * unit_bytes bytes, in the staging arena's
+// memory.
 using FillUnits = std::function<void(int32_t peer, int64_t first, int64_t count, std::byte* out)>;
 using TakeUnits = std::function<void(int32_t peer, int64_t first, int64_t count, const std::byte* in)>;
 
@@ -33,12 +35,14 @@ class Exchange {
  public:
   // All outlive the exchange.
   Exchange(transport::Transport* transport, const Invocation& invocation, std::chrono::milliseconds timeout,
-           PhaseClock* clock);
+           PhaseClock* clock, kernels::Device* device);
 
   int32_t rank() const { return transport_->rank(); }
   int32_t num_ranks() const { return transport_->size(); }
 
-  // send_rows[r] rows of row_bytes to each rank, recv_rows[r] from each; buffers hold at least that much.
+  // Buffers of every operation may lie in the device's memory, if the transport takes them from there; what
+  // the device was told before is done when they are sent. send_rows[r] rows of row_bytes to each rank,
+  // recv_rows[r] from each; buffers hold at least that much.
   absl::Status Rows(absl::string_view operation, std::span<const std::byte> send,
                     std::span<const int64_t> send_rows, std::span<std::byte> recv,
                     std::span<const int64_t> recv_rows, int64_t row_bytes);
@@ -63,6 +67,7 @@ class Exchange {
   Invocation invocation_;
   std::chrono::milliseconds timeout_;
   PhaseClock* clock_;
+  kernels::Device* device_;
   int64_t sent_bytes_ = 0;
 };
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // a cache line, and the widest vector
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr int64_t kDeviceAlignment = 256;  // what device memory comes in
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -82,8 +83,9 @@ absl::Status CheckSize(absl::string_view field, size_t size, int64_t expected) {
 // not.
 struct Holding {
   ExpertInstance instance;
-  Buffer<std::byte> weights;
+  Buffer<std::byte> weights;  // host memory
   Buffer<float> gradient;
+  std::unique_ptr<kernels::Memory> on_device;  // instead of the two
   Buffer<float> master, m, v;
 };
 
@@ -102,7 +104,11 @@ struct ExpertStore::Impl {
   std::vector<Layer> layers;
   int64_t optimizer_step = 0;
 
+  kernels::Device* device = nullptr;
+
   int64_t parameters() const { return model.shape.parameters_per_expert(); }
+  int64_t weight_bytes() const { return parameters() * SizeInBytes(model.shape.dtype); }
+  bool in_host_memory() const { return device == nullptr || device->Holds(this); }
 
   Layer& At(int32_t layer) {
     LRMOE_CHECK_GE(layer, 0);
@@ -115,20 +121,39 @@ struct ExpertStore::Impl {
     return At(layer).holdings[expert_idx];
   }
 
+  // Weights and gradient; false when memory cannot be had.
+  bool AddTensors(Holding& holding) {
+    const int64_t n = parameters();
+    if (in_host_memory()) {
+      holding.weights = Allocate<std::byte>(weight_bytes());
+      holding.gradient = Allocate<float>(n);
+      holding.instance.weights = holding.weights.get();
+      holding.instance.gradient = holding.gradient.get();
+      return holding.weights && holding.gradient;
+    }
+    const int64_t gradient_at = (weight_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    const int64_t bytes = gradient_at + n * static_cast<int64_t>(sizeof(float));
+    absl::StatusOr<std::unique_ptr<kernels::Memory>> memory = device->Reserve(bytes);
+    if (!memory.ok() || !(*memory)->Commit(bytes).ok()) return false;
+    holding.on_device = *std::move(memory);
+    holding.instance.weights = holding.on_device->base();
+    holding.instance.gradient = reinterpret_cast<float*>(holding.on_device->base() + gradient_at);
+    device->Fill(holding.instance.weights, 0, bytes);
+    return true;
+  }
+
   // False when memory cannot be had.
   bool Add(int32_t layer, int32_t expert_idx, bool with_state) {
     auto holding = std::make_unique<Holding>();
+    holding->instance.expert_idx = expert_idx;
     const int64_t n = parameters();
-    holding->weights = Allocate<std::byte>(n * SizeInBytes(model.shape.dtype));
-    holding->gradient = Allocate<float>(n);
-    if (!holding->weights || !holding->gradient) return false;
+    if (!AddTensors(*holding)) return false;
     if (with_state) {
       holding->master = Allocate<float>(n);
       holding->m = Allocate<float>(n);
       holding->v = Allocate<float>(n);
       if (!holding->master || !holding->m || !holding->v) return false;
     }
-    holding->instance = {expert_idx, holding->weights.get(), holding->gradient.get(), ParameterVersion{}};
     At(layer, expert_idx) = std::move(holding);
     ++At(layer).num_instances;
     return true;
@@ -139,7 +164,8 @@ ExpertStore::ExpertStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ExpertStore::~ExpertStore() = default;
 
 absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec& model,
-                                                                 std::vector<int32_t> owner, int32_t rank) {
+                                                                 std::vector<int32_t> owner, int32_t rank,
+                                                                 kernels::Device* device) {
   LRMOE_RETURN_IF_ERROR(Validate(model));
   if (static_cast<int64_t>(owner.size()) != model.shape.num_experts)
     return absl::InvalidArgumentError(absl::StrCat(
@@ -147,6 +173,7 @@ absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec
   auto impl = std::make_unique<Impl>();
   impl->model = model;
   impl->rank = rank;
+  impl->device = device;
   for (int32_t expert_idx = 0; expert_idx < model.shape.num_experts; ++expert_idx) {
     if (owner[expert_idx] == rank) impl->owned.push_back(expert_idx);
   }
@@ -178,6 +205,14 @@ int64_t ExpertStore::parameters() const {
 }
 int64_t ExpertStore::w2_offset() const {
   return impl_->model.shape.fc1_width() * impl_->model.shape.hidden_size;
+}
+
+kernels::Device& ExpertStore::device() {
+  LRMOE_CHECK(impl_->device != nullptr);
+  return *impl_->device;
+}
+bool ExpertStore::in_host_memory() const {
+  return impl_->in_host_memory();
 }
 
 ExpertInstance* ExpertStore::Find(int32_t layer, int32_t expert_idx) {
@@ -248,15 +283,54 @@ absl::Status ExpertStore::Load(int32_t layer, int32_t expert_idx, DataType type,
   LRMOE_RETURN_IF_ERROR(CheckSize("w2", w2.size(), (parameters() - split) * SizeInBytes(type)));
   Holding& holding = *impl_->At(layer, expert_idx);
   const DataType weight_type = spec.shape.dtype;
-  LoadElements(type, w1.data(), split, weight_type, holding.weights.get(), holding.master.get());
-  LoadElements(type, w2.data(), parameters() - split, weight_type,
-               holding.weights.get() + split * SizeInBytes(weight_type), holding.master.get() + split);
-  return absl::OkStatus();
+  std::vector<std::byte> aside(in_host_memory() ? 0 : impl_->weight_bytes());
+  std::byte* const weights = in_host_memory() ? holding.weights.get() : aside.data();
+  LoadElements(type, w1.data(), split, weight_type, weights, holding.master.get());
+  LoadElements(type, w2.data(), parameters() - split, weight_type, weights + split * SizeInBytes(weight_type),
+               holding.master.get() + split);
+  return in_host_memory() ? absl::OkStatus() : SetWeights(layer, expert_idx, aside);
+}
+
+absl::StatusOr<std::span<const std::byte>> ExpertStore::HostWeights(int32_t layer, int32_t expert_idx,
+                                                                    std::vector<std::byte>& copy) {
+  const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  const auto bytes = static_cast<size_t>(impl_->weight_bytes());
+  if (in_host_memory()) return std::span<const std::byte>(instance.weights, bytes);
+  copy.resize(bytes);
+  impl_->device->Download(copy.data(), instance.weights, impl_->weight_bytes());
+  LRMOE_RETURN_IF_ERROR(impl_->device->Wait());
+  return std::span<const std::byte>(copy);
+}
+
+absl::StatusOr<std::span<const float>> ExpertStore::HostGradient(int32_t layer, int32_t expert_idx,
+                                                                 std::vector<float>& copy) {
+  const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  const auto n = static_cast<size_t>(parameters());
+  if (in_host_memory()) return std::span<const float>(instance.gradient, n);
+  copy.resize(n);
+  impl_->device->Download(copy.data(), instance.gradient, parameters() * static_cast<int64_t>(sizeof(float)));
+  LRMOE_RETURN_IF_ERROR(impl_->device->Wait());
+  return std::span<const float>(copy);
+}
+
+absl::Status ExpertStore::SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights) {
+  LRMOE_CHECK_EQ(static_cast<int64_t>(weights.size()), impl_->weight_bytes());
+  const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  if (in_host_memory()) {
+    std::copy(weights.begin(), weights.end(), instance.weights);
+    return absl::OkStatus();
+  }
+  impl_->device->Upload(instance.weights, weights.data(), impl_->weight_bytes());
+  return impl_->device->Wait();
 }
 
 void ExpertStore::ZeroGradients(int32_t layer) {
   for (const std::unique_ptr<Holding>& holding : impl_->At(layer).holdings) {
-    if (holding) std::fill_n(holding->gradient.get(), parameters(), 0.0f);
+    if (!holding) continue;
+    if (in_host_memory())
+      std::fill_n(holding->gradient.get(), parameters(), 0.0f);
+    else
+      impl_->device->Fill(holding->instance.gradient, 0, parameters() * static_cast<int64_t>(sizeof(float)));
   }
 }
 

@@ -12,11 +12,12 @@
 #include "absl/status/status.h"
 #include "common/ids.h"
 #include "common/layer_shape.h"
+#include "kernels/kernels.h"
 
 namespace lrmoe::engine {
 
-// One expert in compute precision with its gradient. Pointers stay valid as long as the store (owned experts)
-// or until the replica is dropped.
+// One expert in compute precision with its gradient, in the device's memory. Pointers stay valid as long as
+// the store (owned experts) or until the replica is dropped.
 struct ExpertInstance {
   int32_t expert_idx = 0;
   std::byte* weights = nullptr;  // compute type
@@ -34,9 +35,11 @@ struct OptimizerState {
 class ExpertStore {
  public:
   // `owner` [E]: the owning rank of each expert, in every layer alike. Allocates weights, gradients (zero),
-  // masters and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had.
+  // masters and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had. Weights and
+  // gradients lie in the memory of `device`, which outlives the store; null: host memory.
   static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(const ModelSpec& model,
-                                                             std::vector<int32_t> owner, int32_t rank);
+                                                             std::vector<int32_t> owner, int32_t rank,
+                                                             kernels::Device* device = nullptr);
   ~ExpertStore();
 
   const ModelSpec& model() const;
@@ -44,6 +47,9 @@ class ExpertStore {
   const std::vector<int32_t>& owned() const;  // expert indices owned by this rank, ascending
   int64_t parameters() const;                 // per expert
   int64_t w2_offset() const;                  // elements from the start of an expert to its W2
+
+  kernels::Device& device();    // the store was given one
+  bool in_host_memory() const;  // weights and gradients
 
   // The instance of an expert on this rank, or nullptr when it holds none.
   ExpertInstance* Find(int32_t layer, int32_t expert_idx);
@@ -66,6 +72,14 @@ class ExpertStore {
   // master. InvalidArgument when the expert is not owned or sizes differ; FailedPrecondition never.
   absl::Status Load(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
                     std::span<const std::byte> w2);
+
+  // Weights and gradient where the host can read them: where they are, or in `copy`.
+  absl::StatusOr<std::span<const std::byte>> HostWeights(int32_t layer, int32_t expert_idx,
+                                                         std::vector<std::byte>& copy);
+  absl::StatusOr<std::span<const float>> HostGradient(int32_t layer, int32_t expert_idx,
+                                                      std::vector<float>& copy);
+  // The weights of one instance from host memory, in the compute type.
+  absl::Status SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights);
 
   void ZeroGradients(int32_t layer);  // owned and replica gradients
 

@@ -77,7 +77,8 @@ class ForwardPass {
       : state_(state),
         args_(args),
         clock_(state.whole_process_clock()),
-        exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_),
+        exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_,
+                  state.device.get()),
         pairs_(static_cast<int64_t>(args.expert_idx.size())) {}
 
   absl::StatusOr<ForwardResult> Run();
@@ -156,7 +157,7 @@ absl::Status ForwardPass::Admit() {
   LRMOE_ASSIGN_OR_RETURN(c.pair_position, arena.Take(pairs_ * 4, "pairs"));
   c.route = RouteForward(c.plan(), args_.expert_idx, state_.rank(), c.pair_instance.as<int32_t>(),
                          c.pair_position.as<int32_t>());
-  LRMOE_ASSIGN_OR_RETURN(c.x, arena.Take(c.route.rows * state_.row_bytes(), "dispatched rows"));
+  LRMOE_ASSIGN_OR_RETURN(c.x, state_.rows().Take(c.route.rows * state_.row_bytes(), "dispatched rows"));
   return absl::OkStatus();
 }
 
@@ -168,7 +169,7 @@ absl::Status ForwardPass::Replicas() {
   state_.replicas.SetLatest(context_.plan());
   state_.DropUnusedReplicas(layer);
   LRMOE_RETURN_IF_ERROR(
-      BringWeights(exchange_, *state_.arena, *state_.store, layer, missing, context_.version));
+      BringWeights(exchange_, state_.rows(), *state_.store, layer, missing, context_.version));
   state_.replicas.SetHeld(context_.plan(), context_.version);
   return absl::OkStatus();
 }
@@ -180,7 +181,7 @@ absl::Status ForwardPass::Dispatch() {
   const int32_t num_ranks = state_.num_ranks();
   LRMOE_ASSIGN_OR_RETURN(Buffer index_in, arena.Take(c.route.rows * 4, "dispatch index"));
   LRMOE_ASSIGN_OR_RETURN(Buffer payload_in,
-                         arena.Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
+                         state_.rows().Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
   std::vector<int64_t> payload_rows(num_ranks, 0);
   {
     LRMOE_ASSIGN_OR_RETURN(Buffer token, arena.Take(pairs_ * 4, "dispatch tokens"));
@@ -192,8 +193,11 @@ absl::Status ForwardPass::Dispatch() {
     for (int64_t p = 0; p < pairs_; ++p) index_out.as<int32_t>()[position[p]] = pair_row.as<int32_t>()[p];
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch index", index_out.bytes(), c.route.send_rows,
                                          index_in.bytes(), c.route.recv_rows, 4));
-    LRMOE_ASSIGN_OR_RETURN(Buffer payload_out, arena.Take(pairs_ * state_.row_bytes(), "dispatch payload"));
-    state_.device->GatherRows(state_.type(), state_.shape().hidden_size, args_.x.data(),
+    LRMOE_ASSIGN_OR_RETURN(Buffer payload_out,
+                           state_.rows().Take(pairs_ * state_.row_bytes(), "dispatch payload"));
+    Buffer copy;
+    LRMOE_ASSIGN_OR_RETURN(const std::byte* const x, state_.OnDevice(args_.x, copy));
+    state_.device->GatherRows(state_.type(), state_.shape().hidden_size, x,
                               token.as<int32_t>().first(payload.total), payload_out.data());
     int64_t position_in = 0;
     for (int32_t s = 0; s < num_ranks; ++s)
@@ -227,7 +231,7 @@ absl::Status ForwardPass::Fc(int64_t n, int64_t k, const Buffer& in, int64_t wei
 }
 
 absl::Status ForwardPass::Compute() {
-  Arena& arena = *state_.arena;
+  Arena& arena = state_.rows();
   ForwardContext& c = context_;
   const LayerShape& shape = state_.shape();
   const int64_t rows = c.route.rows, h = shape.hidden_size, f = shape.intermediate_size,
@@ -236,7 +240,7 @@ absl::Status ForwardPass::Compute() {
   LRMOE_RETURN_IF_ERROR(Fc(width, h, c.x, 0, c.a));
   if (!args_.needs_backward) c.x.Release();
   LRMOE_ASSIGN_OR_RETURN(Buffer phi, arena.Take(rows * f * state_.element_bytes(), "activated rows"));
-  LRMOE_ASSIGN_OR_RETURN(row_norm2_, arena.Take(rows * 4, "row norms"));
+  LRMOE_ASSIGN_OR_RETURN(row_norm2_, state_.arena->Take(rows * 4, "row norms"));
   state_.device->ActivationForward(state_.activation(), state_.type(), rows, f, c.a.data(), phi.data(),
                                    row_norm2_.as<float>().data());
   if (!args_.needs_backward || state_.options.recompute_activation) c.a.Release();
@@ -248,27 +252,17 @@ absl::Status ForwardPass::Compute() {
 absl::Status ForwardPass::SortByReceiver() {
   if (state_.num_ranks() == 1) return absl::OkStatus();  // the same order
   Arena& arena = *state_.arena;
-  const int64_t row_bytes = state_.row_bytes();
   LRMOE_ASSIGN_OR_RETURN(Buffer target, arena.Take(context_.route.rows * 4, "return order"));
   const auto to = target.as<int32_t>();
-  for (const RowRun& run : context_.route.runs)
-    for (int64_t i = 0; i < run.count; ++i) to[run.row + i] = static_cast<int32_t>(run.position + i);
-  const auto norm2 = row_norm2_.as<float>();
-  std::vector<std::byte> held(row_bytes);
-  for (int64_t start = 0; start < context_.route.rows; ++start) {
-    // Follows the cycle through `start`: the held row goes to its place, what was there is held next.
-    if (to[start] == start) continue;
-    std::memcpy(held.data(), y_.data() + start * row_bytes, row_bytes);
-    float held_norm2 = norm2[start];
-    int64_t at = start;
-    do {
-      const int64_t next = to[at];
-      std::swap_ranges(held.begin(), held.end(), y_.data() + next * row_bytes);
-      std::swap(held_norm2, norm2[next]);
-      to[at] = static_cast<int32_t>(at);
-      at = next;
-    } while (at != start);
-  }
+  const auto fill = [&] {
+    for (const RowRun& run : context_.route.runs)
+      for (int64_t i = 0; i < run.count; ++i) to[run.row + i] = static_cast<int32_t>(run.position + i);
+  };
+  fill();
+  state_.device->PermuteRows(state_.row_bytes(), to, y_.data());
+  LRMOE_RETURN_IF_ERROR(state_.device->Wait());  // the norms are there
+  fill();
+  kernels::PermuteHostRows(sizeof(float), to, row_norm2_.data());
   return absl::OkStatus();
 }
 
@@ -278,7 +272,7 @@ absl::Status ForwardPass::Return() {
   ForwardContext& c = context_;
   const int64_t row_bytes = state_.row_bytes();
   LRMOE_RETURN_IF_ERROR(SortByReceiver());
-  LRMOE_ASSIGN_OR_RETURN(c.y_rows, arena.Take(pairs_ * row_bytes, "returned rows"));
+  LRMOE_ASSIGN_OR_RETURN(c.y_rows, state_.rows().Take(pairs_ * row_bytes, "returned rows"));
   LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward return", y_.bytes(), c.route.recv_rows, c.y_rows.bytes(),
                                        c.route.send_rows, row_bytes));
   y_.Release();
@@ -292,11 +286,14 @@ absl::Status ForwardPass::Return() {
     for (int64_t p = 0; p < pairs_; ++p) c.norm2.as<float>()[p] = by_position.as<float>()[position[p]];
     if (pairs_ > 0) std::memcpy(c.alpha.data(), args_.alpha.data(), pairs_ * 4);
   }
+  Buffer copy;
+  LRMOE_ASSIGN_OR_RETURN(std::byte* const y, state_.ForDevice(args_.y, copy));
   state_.device->CombineRows(state_.type(), state_.shape().hidden_size, args_.num_tokens,
                              state_.shape().top_k, c.y_rows.data(), c.pair_position.as<int32_t>().data(),
-                             args_.alpha.data(), args_.y.data());
+                             args_.alpha.data(), y);
   if (c.execution.router_gradient != RouterGradient::kExact) c.y_rows.Release();
-  return absl::OkStatus();
+  state_.Deliver(args_.y, copy);
+  return state_.device->Wait();
 }
 
 absl::StatusOr<ForwardResult> ForwardPass::Run() {

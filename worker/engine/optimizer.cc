@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status_macros.h"
 
 namespace lrmoe::engine {
 namespace {
@@ -33,7 +34,7 @@ kernels::Type TypeOf(DataType type) {
 }  // namespace
 
 struct OptimizerQueue::Impl {
-  ExpertStore* store;  // engine thread only
+  ExpertStore* store;  // engine thread only, but for where its memory is and its device
   kernels::Type type;
   std::unique_ptr<kernels::Device> device;  // queue thread only
   std::vector<bool> pending;                // [num_layers], engine thread only: enqueued, not waited for
@@ -44,11 +45,37 @@ struct OptimizerQueue::Impl {
   // one in progress stays in front.
   std::deque<LayerUpdate> updates;
   bool stop = false;
+  absl::Status failed;  // of the store's device; then updates are dropped
+
+  // Queue thread only: one expert's gradient and weights on their way from and to the store's device.
+  std::vector<float> gradient;
+  std::vector<std::byte> weights;
 
   std::thread thread;
 
+  absl::Status Update(const AdamWStep& step, const ExpertUpdate& expert);
   void Serve();
 };
+
+absl::Status OptimizerQueue::Impl::Update(const AdamWStep& step, const ExpertUpdate& expert) {
+  const OptimizerState& state = expert.state;
+  const auto n = static_cast<int64_t>(state.master.size());
+  const float* from = expert.gradient;
+  std::byte* to = expert.weights;
+  const bool staged = !store->in_host_memory();
+  if (staged) {
+    gradient.resize(n);
+    weights.resize(n * kernels::SizeOf(type));
+    store->device().Download(gradient.data(), from, n * static_cast<int64_t>(sizeof(float)));
+    LRMOE_RETURN_IF_ERROR(store->device().Wait());
+    from = gradient.data();
+    to = weights.data();
+  }
+  device->AdamW(step, n, state.master.data(), state.m.data(), state.v.data(), from, type, to);
+  if (!staged) return absl::OkStatus();
+  store->device().Upload(expert.weights, to, n * kernels::SizeOf(type));
+  return store->device().Wait();
+}
 
 void OptimizerQueue::Impl::Serve() {
   std::unique_lock lock(mutex);
@@ -57,12 +84,11 @@ void OptimizerQueue::Impl::Serve() {
     if (updates.empty()) return;                  // stopped and drained
     const LayerUpdate& update = updates.front();  // a deque keeps references when others are pushed behind
     lock.unlock();
-    for (const ExpertUpdate& expert : update.experts) {
-      const OptimizerState& state = expert.state;
-      device->AdamW(update.step, static_cast<int64_t>(state.master.size()), state.master.data(),
-                    state.m.data(), state.v.data(), expert.gradient, type, expert.weights);
-    }
+    absl::Status status;
+    for (const ExpertUpdate& expert : update.experts)
+      if (status.ok()) status = Update(update.step, expert);
     lock.lock();
+    if (failed.ok()) failed = status;
     updates.pop_front();
     if (updates.empty()) drained.notify_all();
   }
@@ -120,6 +146,7 @@ absl::Status OptimizerQueue::Wait(Deadline deadline) {
       return absl::DeadlineExceededError(absl::StrCat("optimizer update of layer ",
                                                       impl_->updates.front().layer, " not done in time; ",
                                                       impl_->updates.size(), " layers left"));
+    LRMOE_RETURN_IF_ERROR(impl_->failed);
   }
   for (int32_t layer = 0; layer < impl_->store->model().num_layers; ++layer) {
     if (!impl_->pending[layer]) continue;

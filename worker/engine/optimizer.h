@@ -16,16 +16,19 @@ using AdamWStep = kernels::Device::AdamWStep;
 
 class OptimizerQueue {
  public:
-  // `device` is used from the queue's thread only: give it one of its own.
+  // `device` computes in host memory and is used from the queue's thread only: give it one of its own. When
+  // the store's weights and gradients lie elsewhere they are copied, one expert at a time, by the store's
+  // device.
   static absl::StatusOr<std::unique_ptr<OptimizerQueue>> Create(ExpertStore* store,
                                                                 std::unique_ptr<kernels::Device> device);
   ~OptimizerQueue();  // drains, then joins
 
   // Queues the update of all owned experts of a layer: master, moments and weights; then zeroes nothing.
-  // Until Wait returns the caller must not touch weights or gradients of that layer's owned experts.
+  // Until Wait returns the caller must not touch weights or gradients of that layer's owned experts, nor use
+  // the store's device unless it shares the host's memory.
   void Enqueue(int32_t layer, const AdamWStep& step);
   // Until the queue is empty; then the versions of the updated layers are one higher. DeadlineExceeded names
-  // the layer.
+  // the layer; errors of the store's device.
   absl::Status Wait(Deadline deadline);
 
  private:

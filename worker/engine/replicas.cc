@@ -1,7 +1,6 @@
 #include "worker/engine/replicas.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include "common/check.h"
@@ -124,20 +123,21 @@ void ReplicaDirectory::Clear() {
 absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, int32_t layer,
                           std::span<const ExpertTransfer> transfers, ParameterVersion version) {
   if (transfers.empty()) return absl::OkStatus();
+  kernels::Device& device = store.device();
   const int64_t parameters = store.parameters();
   const int64_t element_bytes = SizeInBytes(store.model().shape.dtype);
   const Route route = MakeRoute(transfers, exchange.rank(), exchange.num_ranks(), parameters, element_bytes);
   const auto fill = [&](int32_t peer, int64_t first, int64_t count, std::byte* out) {
     ForEachBlock(
         route, route.send[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-          std::memcpy(out, store.Find(layer, e)->weights + element * element_bytes, n * element_bytes);
+          device.Copy(out, store.Find(layer, e)->weights + element * element_bytes, n * element_bytes);
           out += kBlockElements * element_bytes;
         });
   };
   const auto take = [&](int32_t peer, int64_t first, int64_t count, const std::byte* in) {
     ForEachBlock(
         route, route.recv[peer], parameters, first, count, [&](int32_t e, int64_t element, int64_t n) {
-          std::memcpy(store.AddReplica(layer, e).weights + element * element_bytes, in, n * element_bytes);
+          device.Copy(store.AddReplica(layer, e).weights + element * element_bytes, in, n * element_bytes);
           in += kBlockElements * element_bytes;
         });
   };
@@ -147,8 +147,8 @@ absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, 
   return absl::OkStatus();
 }
 
-absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, kernels::Device& device,
-                          const LayerPlan& plan) {
+absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, const LayerPlan& plan) {
+  kernels::Device& device = store.device();
   const int32_t layer = plan.invocation.layer;
   const int64_t parameters = store.parameters();
   std::vector<ExpertTransfer> transfers;
@@ -160,8 +160,8 @@ absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, 
     ForEachBlock(route, route.send[peer], parameters, first, count,
                  [&](int32_t e, int64_t element, int64_t n) {
                    float* gradient = store.Find(layer, e)->gradient + element;
-                   std::memcpy(out, gradient, n * sizeof(float));
-                   std::memset(gradient, 0, n * sizeof(float));
+                   device.Copy(out, gradient, n * sizeof(float));
+                   device.Fill(gradient, 0, n * sizeof(float));
                    out += kBlockElements * sizeof(float);
                  });
   };

@@ -49,6 +49,7 @@ class ReplicaDirectory {
   std::vector<std::vector<Held>> layers_;  // by (expert, rank)
 };
 
+// `arena`: staging, in the memory of the store's device.
 // Collective over the ranks of the transfers. Brings weights from owners to replicas; they have `version`
 // then.
 absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, int32_t layer,
@@ -56,7 +57,6 @@ absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, 
 
 // Collective. Adds the gradients of the plan's replicas that ran backward rows to their owners', in a fixed
 // order, and zeroes them at the replicas.
-absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, kernels::Device& device,
-                          const LayerPlan& plan);
+absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, const LayerPlan& plan);
 
 }  // namespace lrmoe::engine

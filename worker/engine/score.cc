@@ -24,7 +24,7 @@ void ScoreRandomly(const ForwardContext& context, int32_t top_k, std::span<float
 
 }  // namespace
 
-absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::span<const std::byte> dy,
+absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const std::byte* dy,
                         std::span<float> scores) {
   const int32_t k = state.shape().top_k;
   const Selection selection = context.execution.selection;
@@ -35,11 +35,10 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::
   LRMOE_ASSIGN_OR_RETURN(Buffer token_value, state.arena->Take(context.num_tokens * 4, "token scores"));
   const auto value = token_value.as<float>();
   if (selection == Selection::kGradAbs)
-    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(),
-                            value.data());
+    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy, value.data());
   else
-    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy.data(),
-                           value.data());
+    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy, value.data());
+  LRMOE_RETURN_IF_ERROR(state.device->Wait());
   const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
   for (size_t p = 0; p < scores.size(); ++p) {
     const float g = value[p / k];

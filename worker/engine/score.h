@@ -14,7 +14,7 @@ namespace lrmoe::engine {
 //   lrm         alpha^2 ||g||^2 ||phi||^2      grad_norm2  ||g||^2      grad_abs  sum |g|
 //   random      uniform in [0, 1) from (seed, invocation, global token, slot)
 // `dy` [T, H] is the gradient before multiplication by alpha.
-absl::Status ScorePairs(EngineState& state, const ForwardContext& context, std::span<const std::byte> dy,
+absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const std::byte* dy,
                         std::span<float> scores);
 
 // OutOfRange naming rank, token, slot, expert and value of the first score that is NaN or infinite.

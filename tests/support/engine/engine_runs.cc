@@ -113,10 +113,12 @@ absl::StatusOr<engine::BackwardResult> RankRun::Backward(const Invocation& invoc
 
 void RankRun::ReadGradients(int32_t layer) {
   for (int32_t e : engine_->store().owned()) {
-    const engine::ExpertInstance* expert = engine_->store().Find(layer, e);
-    const int64_t w2 = engine_->store().w2_offset();
-    output_->dw1[e].assign(expert->gradient, expert->gradient + w2);
-    output_->dw2[e].assign(expert->gradient + w2, expert->gradient + engine_->store().parameters());
+    std::vector<float> copy;
+    const auto gradient = engine_->store().HostGradient(layer, e, copy);
+    LRMOE_CHECK(gradient.ok());
+    const auto w2 = gradient->begin() + engine_->store().w2_offset();
+    output_->dw1[e].assign(gradient->begin(), w2);
+    output_->dw2[e].assign(w2, gradient->end());
   }
 }
 
