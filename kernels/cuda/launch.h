@@ -43,4 +43,14 @@ constexpr LaunchShape ForPartialSums() {
           static_cast<uint32_t>(kThreadsPerBlock / 32 * 8)};
 }
 
+// Permuting rows in place goes in stretches of columns through scratch memory of at most this size, where
+// rows are few enough for one 16-byte pack each to fit. Columns are 16-bit elements, a multiple of a pack or
+// all.
+inline constexpr int64_t kPermuteScratchBytes = int64_t{64} << 20;
+constexpr int64_t PermutedColumns(int64_t width, int64_t num_rows) {
+  const int64_t packs = num_rows == 0 ? width : kPermuteScratchBytes / 16 / num_rows;
+  const int64_t columns = (packs < 1 ? 1 : packs) * 8;
+  return columns < width ? columns : width;
+}
+
 }  // namespace lrmoe::kernels::cuda

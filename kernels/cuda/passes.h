@@ -55,6 +55,15 @@ struct SumRowsArgs {
   void* dst = nullptr;              // [num_rows, width]
 };
 absl::Status SumRows(Stream stream, const SumRowsArgs& args);
+// Columns [first_column, first_column + num_columns) of rows[num_rows, width] of 16-bit elements: those of
+// row i move to row to[i], a permutation. scratch[num_rows, num_columns].
+struct PermuteColumnsArgs {
+  int64_t width = 0, first_column = 0, num_columns = 0, num_rows = 0;
+  const int32_t* to = nullptr;
+  void* rows = nullptr;
+  void* scratch = nullptr;
+};
+absl::Status PermuteColumns(Stream stream, const PermuteColumnsArgs& args);
 absl::Status RowNorm2(Stream stream, Type type, int64_t rows, int64_t width, const void* src, float* out);
 absl::Status RowAbsSum(Stream stream, Type type, int64_t rows, int64_t width, const void* src, float* out);
 struct RowDotArgs {

@@ -88,6 +88,24 @@ __global__ void DotKernel(RowDotArgs args, bool packed) {
   }
 }
 
+// Both halves of PermuteColumns: to the scratch in the new order, and back.
+template <bool kToScratch>
+__global__ void PermuteKernel(PermuteColumnsArgs args, bool packed) {
+  Bf16* scratch = static_cast<Bf16*>(args.scratch);
+  for (int64_t row = FirstRow(); row < args.num_rows; row += RowStride()) {
+    Bf16* in_place = static_cast<Bf16*>(args.rows) + row * args.width + args.first_column;
+    Bf16* aside = scratch + (kToScratch ? int64_t{args.to[row]} : row) * args.num_columns;
+    const Bf16* from = kToScratch ? in_place : aside;
+    Bf16* to = kToScratch ? aside : in_place;
+    ForRow<Bf16>(args.num_columns, packed, [&](int64_t start, int count) {
+      if (count == Pack<Bf16>::kLanes)
+        Pack<Bf16>::Store(to + start, Pack<Bf16>::Load(from + start));
+      else
+        to[start] = from[start];
+    });
+  }
+}
+
 template <typename T>
 absl::Status Gather(Stream stream, int64_t width, const void* src, const int32_t* index, int64_t num_rows,
                     void* dst) {
@@ -128,6 +146,16 @@ absl::Status SumRows(Stream stream, const SumRowsArgs& args) {
   if (args.type == Type::kBf16)
     return Start(stream, shape, SumKernel<Bf16>, args, Packed<Bf16>(args.width, {args.src, args.dst}));
   return Start(stream, shape, SumKernel<float>, args, Packed<float>(args.width, {args.src, args.dst}));
+}
+
+absl::Status PermuteColumns(Stream stream, const PermuteColumnsArgs& args) {
+  if (absl::Status status = CheckSize("num_rows", args.num_rows); !status.ok()) return status;
+  const bool packed = Packed<Bf16>(args.width, {args.rows, args.scratch}) &&
+                      Packed<Bf16>(args.num_columns, {}) && Packed<Bf16>(args.first_column, {});
+  const LaunchShape shape = ForRows(args.num_rows);
+  if (absl::Status status = Start(stream, shape, PermuteKernel<true>, args, packed); !status.ok())
+    return status;
+  return Start(stream, shape, PermuteKernel<false>, args, packed);
 }
 
 absl::Status RowNorm2(Stream stream, Type type, int64_t rows, int64_t width, const void* src, float* out) {

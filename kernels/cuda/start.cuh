@@ -19,8 +19,8 @@ absl::Status Start(Stream stream, const LaunchShape& shape, void (*kernel)(Param
   if (error != cudaSuccess)
     return absl::InternalError(absl::StrCat("kernel launch: ", cudaGetErrorName(error)));
 #else
-  static_cast<void>(stream);
-  ::lrmoe::emulator::Run(shape.blocks, shape.threads, shape.shared_bytes, [&] { kernel(arguments...); });
+  ::lrmoe::emulator::Launch(stream, shape.blocks, shape.threads, shape.shared_bytes,
+                            [=] { kernel(arguments...); });
 #endif
   return absl::OkStatus();
 }

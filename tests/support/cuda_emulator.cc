@@ -50,11 +50,11 @@ struct Block {
   size_t scheduler_stack_bytes = 0;
 };
 
-Block* g_block = nullptr;
+thread_local Block* g_block = nullptr;
 
 // Stacks are kept from kernel to kernel: mapping them anew costs more than most test kernels.
 unsigned char* Stack(unsigned index) {
-  static std::vector<std::unique_ptr<unsigned char[]>> stacks;
+  thread_local std::vector<std::unique_ptr<unsigned char[]>> stacks;
   while (stacks.size() <= index) stacks.emplace_back(new unsigned char[kStackBytes]);
   return stacks[index].get();
 }
@@ -203,6 +203,12 @@ const uint64_t* WarpExchange(WarpOperation operation, uint32_t mask, uint64_t va
     SwitchToScheduler(fiber);
   }
   return warp.results[generation % 2];
+}
+
+void Launch(void* stream, unsigned blocks, unsigned threads, size_t shared_bytes,
+            const std::function<void()>& thread) {
+  if (stream == nullptr) return Run(blocks, threads, shared_bytes, thread);
+  static_cast<StreamQueue*>(stream)->Add([=] { Run(blocks, threads, shared_bytes, thread); });
 }
 
 void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::function<void()>& thread) {

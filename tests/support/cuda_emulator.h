@@ -4,13 +4,15 @@
 // What it checks: a barrier or warp operation that not all named threads reach, warp operations of different
 // kinds or masks that meet, accesses outside the dynamic shared memory (with the address sanitizer), reads of
 // shared memory that was never written (it starts as NaN patterns). What it cannot show: races between
-// threads of a block, memory order, speed. Single-threaded.
+// threads of a block, memory order, speed. Each thread of the program runs its own kernels.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -41,6 +43,22 @@ int Lane();
 
 // Runs `thread` once per thread of the grid. Aborts with a message on misuse of barriers or warp operations.
 void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::function<void()>& thread);
+
+// Work in the order it was given, done when the stream is drained and not before, as late as CUDA allows.
+class StreamQueue {
+ public:
+  void Add(std::function<void()> work) { work_.push_back(std::move(work)); }
+  void Drain() {
+    for (std::function<void()>& work : std::exchange(work_, {})) work();
+  }
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
+// A kernel launch on a stream, a StreamQueue*; null: runs at once.
+void Launch(void* stream, unsigned blocks, unsigned threads, size_t shared_bytes,
+            const std::function<void()>& thread);
 
 template <typename T>
 uint64_t ToBits(T value) {

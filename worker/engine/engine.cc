@@ -48,12 +48,13 @@ int64_t ArenaCapacity(const EngineOptions& options) {
   return std::min(options.memory_budget_bytes, physical);
 }
 
-absl::Status Prepare(EngineState& state) {
+absl::Status Prepare(EngineState& state, absl::StatusOr<std::unique_ptr<kernels::Device>> device) {
   LRMOE_RETURN_IF_ERROR(Validate(state.options, state.num_ranks()));
   const LayerShape& shape = state.shape();
-  LRMOE_ASSIGN_OR_RETURN(state.device, state.options.make_device
-                                           ? state.options.make_device()
-                                           : kernels::CreateCpuDevice(state.options.num_threads));
+  LRMOE_ASSIGN_OR_RETURN(state.device, std::move(device));
+  if (state.device == nullptr) {
+    LRMOE_ASSIGN_OR_RETURN(state.device, kernels::CreateCpuDevice(state.options.num_threads));
+  }
   LRMOE_ASSIGN_OR_RETURN(
       state.store,
       ExpertStore::Create(state.options.model, ContiguousOwners(shape.num_experts, state.num_ranks()),
@@ -149,10 +150,11 @@ absl::Status EngineState::Fail(const absl::Status& status) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
-                                                       transport::Transport* transport, PlanProvider* plans) {
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    const EngineOptions& options, transport::Transport* transport, PlanProvider* plans,
+    absl::StatusOr<std::unique_ptr<kernels::Device>> device) {
   auto impl = std::make_unique<Impl>(options, transport, plans);
-  const absl::Status status = Prepare(*impl);
+  const absl::Status status = Prepare(*impl, std::move(device));
   LRMOE_RETURN_IF_ERROR(impl->Agree({Operation::kCreate, {}, Describe(options), 0, status}).status());
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }

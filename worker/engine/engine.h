@@ -13,7 +13,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,9 +35,7 @@ namespace lrmoe::engine {
 
 struct EngineOptions {
   ModelSpec model;
-  int num_threads = 1;  // compute threads, 1..256
-  // Makes the device that computes; the transport must take rows from its memory. Empty: the CPU.
-  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device;
+  int num_threads = 1;                      // compute threads, 1..256
   int64_t memory_budget_bytes = INT64_MAX;  // of this rank over all layers; a context beyond it is refused
   int32_t max_open_contexts = 256;          // forwards saved for backward, over all layers; 1..65536
   std::chrono::milliseconds collective_timeout{60000};  // per exchange
@@ -83,9 +80,12 @@ struct BackwardResult {
 
 class Engine {
  public:
-  // `transport` and `plans` outlive the engine. Collective (agreement on the model).
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
-                                                        transport::Transport* transport, PlanProvider* plans);
+  // `transport` and `plans` outlive the engine. Collective (agreement on the model). `device` computes and
+  // its memory holds rows, weights and gradients; the transport must take rows from there. Null: the CPU. An
+  // error instead, when it could not be had, becomes the error of all ranks.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      const EngineOptions& options, transport::Transport* transport, PlanProvider* plans,
+      absl::StatusOr<std::unique_ptr<kernels::Device>> device = nullptr);
   ~Engine();
 
   // Collective. y is complete: nothing is ever dropped in the forward pass. A second forward of an open

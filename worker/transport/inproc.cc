@@ -189,7 +189,8 @@ void Copy(std::byte* to, const std::byte* from, int64_t bytes) {
 
 class InprocTransport : public Transport {
  public:
-  InprocTransport(std::shared_ptr<Group> group, int32_t rank) : group_(std::move(group)), rank_(rank) {}
+  InprocTransport(std::shared_ptr<Group> group, int32_t rank, CopyBytes copy)
+      : group_(std::move(group)), rank_(rank), copy_(std::move(copy)) {}
   ~InprocTransport() override { group_->Leave(rank_); }
 
   int32_t rank() const override { return rank_; }
@@ -202,17 +203,26 @@ class InprocTransport : public Transport {
     Offer offer{.kind = Kind::kAllToAllV, .operation = call.operation, .send = send.data()};
     offer.send_bytes = send_bytes;
     offer.recv_bytes = recv_bytes;
-    return Meet(call, offer, [&] {
+    absl::Status copied;
+    absl::Status met = Meet(call, offer, [&] {
       std::byte* to = recv.data();
       for (int32_t peer = 0; peer < size(); ++peer) {
         const Offer& theirs = group_->offer(peer);
         int64_t offset = 0;
         for (int32_t before = 0; before < rank_; ++before) offset += theirs.send_bytes[before];
         if (recv_bytes[peer] == 0) continue;  // `send` may be null there
-        Copy(to, theirs.send + offset, recv_bytes[peer]);
+        if (!copy_)
+          Copy(to, theirs.send + offset, recv_bytes[peer]);
+        else if (copied.ok())
+          copied = copy_(to, theirs.send + offset, recv_bytes[peer]);
         to += recv_bytes[peer];
       }
     });
+    if (met.ok() && !copied.ok()) {
+      Abort(copied.message());
+      return EpochIsDead(call, rank_, copied.message());
+    }
+    return met;
   }
 
   absl::Status AllGather(const Call& call, std::span<const std::byte> send,
@@ -283,17 +293,18 @@ class InprocTransport : public Transport {
 
   const std::shared_ptr<Group> group_;
   const int32_t rank_;
+  const CopyBytes copy_;
   int64_t round_ = 0;  // the calling thread's
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> CreateInprocGroup(int32_t size) {
+std::vector<std::unique_ptr<Transport>> CreateInprocGroup(int32_t size, CopyBytes copy) {
   LRMOE_CHECK_GE(size, 1);
   const auto group = std::make_shared<Group>(size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int32_t rank = 0; rank < size; ++rank)
-    transports.push_back(std::make_unique<InprocTransport>(group, rank));
+    transports.push_back(std::make_unique<InprocTransport>(group, rank, copy));
   return transports;
 }
 

@@ -136,7 +136,8 @@ std::vector<absl::Status> RunRanks(const MoeProblem& problem, const RunSetup& se
   output.dw2.resize(problem.shape.num_experts);
 
   PlanRendezvous rendezvous(num_ranks, problem.shape.num_experts, setup.plan);
-  std::vector<std::unique_ptr<transport::Transport>> transports = transport::CreateInprocGroup(num_ranks);
+  std::vector<std::unique_ptr<transport::Transport>> transports =
+      setup.make_transports ? setup.make_transports(num_ranks) : transport::CreateInprocGroup(num_ranks);
   std::vector<absl::Status> statuses(num_ranks);
   std::vector<std::thread> threads;
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
@@ -148,8 +149,8 @@ std::vector<absl::Status> RunRanks(const MoeProblem& problem, const RunSetup& se
       options.model.shape = problem.shape;
       options.model.num_layers = std::max(1, options.model.num_layers);
       options.poison_buffers = true;
-      absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-          engine::Engine::Create(options, transport.get(), plans.get());
+      absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(
+          options, transport.get(), plans.get(), setup.make_device ? setup.make_device() : nullptr);
       statuses[rank] = engine.status();
       if (!engine.ok()) return;
       RankRun run(problem, rank, engine->get(), &output);

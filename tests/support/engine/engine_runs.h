@@ -27,6 +27,10 @@ struct RunSetup {
   PlanFunction plan;
   std::function<std::unique_ptr<transport::Transport>(int32_t rank, std::unique_ptr<transport::Transport>)>
       wrap;
+  // What each engine computes on; empty: the CPU device.
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device = {};
+  // Transports of the ranks; empty: inproc.
+  std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports = {};
 };
 
 // One rank's side of a run. Methods on different ranks' objects run at the same time.

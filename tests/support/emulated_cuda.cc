@@ -1,0 +1,223 @@
+#include "tests/support/emulated_cuda.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "kernels/cuda/device.h"
+#include "tests/support/cuda_emulator.h"
+
+namespace lrmoe::emulator {
+namespace {
+
+using kernels::Memory;
+using kernels::cuda::Direction;
+
+constexpr int64_t kMemoryBytes = int64_t{1} << 30;
+constexpr int64_t kPage = 4096;
+
+std::atomic<int64_t> g_work{0};
+
+[[noreturn]] void Misuse(const char* what) {
+  std::fprintf(stderr, "emulated cuda: %s\n", what);
+  std::abort();
+}
+
+// One range of device memory. Closed to everybody but while it is opened.
+class Region {
+ public:
+  Region(std::byte* base, int64_t capacity) : base_(base), capacity_(capacity) {}
+
+  std::byte* base() const { return base_; }
+  int64_t capacity() const { return capacity_; }
+  bool Has(const void* pointer) const { return pointer >= base_ && pointer < base_ + capacity_; }
+  void Commit(int64_t end) {
+    const std::lock_guard lock(mutex_);
+    end = (end + kPage - 1) / kPage * kPage;
+    if (end <= committed_) return;
+    LRMOE_CHECK_EQ(mprotect(base_ + committed_, end - committed_, PROT_READ | PROT_WRITE), 0);
+    std::memset(base_ + committed_, 0xFF, end - committed_);
+    committed_ = end;
+    Protect();
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    if (++open_ == 1) Protect();
+  }
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    if (--open_ == 0) Protect();
+  }
+
+ private:
+  void Protect() {
+    if (committed_ > 0)
+      LRMOE_CHECK_EQ(mprotect(base_, committed_, open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE), 0);
+  }
+
+  std::byte* const base_;
+  const int64_t capacity_;
+  std::mutex mutex_;
+  int64_t committed_ = 0;  // mutex_
+  int open_ = 0;           // mutex_
+};
+
+// Every range of every device, for CopyAnywhere.
+struct Regions {
+  std::mutex mutex;
+  std::vector<Region*> all;  // mutex
+};
+Regions& AllRegions() {
+  static Regions regions;
+  return regions;
+}
+
+class EmulatedRuntime;
+
+class DeviceMemory : public Memory {
+ public:
+  DeviceMemory(EmulatedRuntime* runtime, std::unique_ptr<Memory> addresses);
+  ~DeviceMemory() override;
+  absl::Status Commit(int64_t end) override {
+    if (end > capacity()) return absl::ResourceExhaustedError(absl::StrCat(end, " bytes of ", capacity()));
+    region_.Commit(end);
+    return absl::OkStatus();
+  }
+
+ private:
+  EmulatedRuntime* const runtime_;
+  const std::unique_ptr<Memory> addresses_;
+  Region region_;
+};
+
+class EmulatedRuntime : public kernels::cuda::Runtime {
+ public:
+  ~EmulatedRuntime() override { LRMOE_CHECK(regions_.empty()); }
+
+  absl::string_view name() const override { return "emulated CUDA device"; }
+  kernels::cuda::Stream stream() const override { return &queue_; }
+  int64_t memory_bytes() const override { return kMemoryBytes; }
+  bool Holds(const void* pointer) const override {
+    return std::any_of(regions_.begin(), regions_.end(), [=](const Region* r) { return r->Has(pointer); });
+  }
+  absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) override {
+    if (bytes > kMemoryBytes)
+      return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes of device memory"));
+    absl::StatusOr<std::unique_ptr<Memory>> addresses = kernels::ReserveHostMemory(bytes + kPage);
+    if (!addresses.ok()) return addresses.status();
+    return std::make_unique<DeviceMemory>(this, *std::move(addresses));
+  }
+  absl::StatusOr<std::unique_ptr<Memory>> AllocatePinned(int64_t bytes) override {
+    absl::StatusOr<std::unique_ptr<Memory>> memory = kernels::ReserveHostMemory(bytes);
+    if (!memory.ok()) return memory;
+    if (absl::Status status = (*memory)->Commit(bytes); !status.ok()) return status;
+    return memory;
+  }
+  absl::Status Copy(void* dst, const void* src, int64_t bytes, Direction direction) override {
+    if (Holds(dst) != (direction != Direction::kToHost)) Misuse("a copy's destination is not where it says");
+    if (Holds(src) != (direction != Direction::kToDevice)) Misuse("a copy's source is not where it says");
+    queue_.Add([=] { std::memcpy(dst, src, bytes); });
+    return absl::OkStatus();
+  }
+  absl::Status Fill(void* dst, uint8_t value, int64_t bytes) override {
+    if (!Holds(dst)) Misuse("a fill outside the device");
+    queue_.Add([=] { std::memset(dst, value, bytes); });
+    return absl::OkStatus();
+  }
+  absl::Status Launch(absl::FunctionRef<absl::Status()> enqueue) override {
+    ++g_work;
+    return enqueue();
+  }
+  absl::Status Synchronize() override {
+    for (Region* region : regions_) region->Open();
+    queue_.Drain();
+    for (Region* region : regions_) region->Close();
+    return absl::OkStatus();
+  }
+
+  void Add(Region* region) { regions_.push_back(region); }
+  void Remove(Region* region) {
+    (void)Synchronize();
+    std::erase(regions_, region);
+  }
+
+ private:
+  mutable StreamQueue queue_;
+  std::vector<Region*> regions_;
+};
+
+DeviceMemory::DeviceMemory(EmulatedRuntime* runtime, std::unique_ptr<Memory> addresses)
+    : runtime_(runtime),
+      addresses_(std::move(addresses)),
+      region_(addresses_->base(), addresses_->capacity() - kPage) {
+  base_ = region_.base();
+  capacity_ = region_.capacity();
+  runtime_->Add(&region_);
+  Regions& regions = AllRegions();
+  const std::lock_guard lock(regions.mutex);
+  regions.all.push_back(&region_);
+}
+
+DeviceMemory::~DeviceMemory() {
+  runtime_->Remove(&region_);
+  Regions& regions = AllRegions();
+  const std::lock_guard lock(regions.mutex);
+  std::erase(regions.all, &region_);
+}
+
+// oneDNN, as late as a stream would.
+class EmulatedGemm : public kernels::cuda::GemmBackend {
+ public:
+  absl::string_view path() const override { return "oneDNN"; }
+  absl::Status Run(kernels::cuda::Stream stream, kernels::GemmKind kind, kernels::Type type, int64_t n,
+                   int64_t k, std::span<const kernels::GemmGroup> groups) override {
+    std::vector<kernels::GemmGroup> kept(groups.begin(), groups.end());
+    static_cast<StreamQueue*>(stream)->Add([this, kind, type, n, k, work = std::move(kept)] {
+      const absl::Status status = cpu_->GroupedGemm(kind, type, n, k, work);
+      if (!status.ok()) Misuse(std::string(status.message()).c_str());
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<kernels::Device> cpu_ = std::move(kernels::CreateCpuDevice(1)).value();
+};
+
+Region* RegionOf(const void* pointer) {
+  Regions& regions = AllRegions();
+  const std::lock_guard lock(regions.mutex);
+  for (Region* region : regions.all)
+    if (region->Has(pointer)) return region;
+  return nullptr;
+}
+
+}  // namespace
+
+std::unique_ptr<kernels::Device> MakeEmulatedDevice() {
+  return kernels::cuda::MakeCudaDevice(std::make_unique<EmulatedRuntime>(), std::make_unique<EmulatedGemm>());
+}
+
+void CopyAnywhere(void* to, const void* from, int64_t bytes) {
+  Region* const destination = RegionOf(to);
+  Region* const source = RegionOf(from);
+  if (destination != nullptr) destination->Open();
+  if (source != nullptr) source->Open();
+  std::memcpy(to, from, bytes);
+  if (source != nullptr) source->Close();
+  if (destination != nullptr) destination->Close();
+}
+
+int64_t WorkDone() {
+  return g_work;
+}
+
+}  // namespace lrmoe::emulator

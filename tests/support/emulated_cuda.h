@@ -1,0 +1,27 @@
+// A CUDA device without a GPU: kernels/cuda's own device, passes and staging over the kernel emulator, with
+// oneDNN behind the GEMM interface and memory that the host cannot touch.
+//
+// What it checks: host code that follows a pointer into device memory (the pages are closed but while the
+// stream runs: a segmentation fault), copies whose ends are not where they say, results read and sources
+// changed before the device was waited for (everything happens as late as CUDA allows, when the stream is
+// synchronised), memory used before it was written (it starts as NaN patterns) or beyond what was committed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/kernels.h"
+
+namespace lrmoe::emulator {
+
+// Devices of one process are apart: none can reach another's memory.
+std::unique_ptr<kernels::Device> MakeEmulatedDevice();
+
+// A copy between any two places, for a transport: opens the device memory it finds at either end, which must
+// not have work under way.
+void CopyAnywhere(void* to, const void* from, int64_t bytes);
+
+// Times that work was given to any emulated device of this process: shows that a test really used one.
+int64_t WorkDone();
+
+}  // namespace lrmoe::emulator
