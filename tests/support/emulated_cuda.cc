@@ -174,10 +174,10 @@ DeviceMemory::~DeviceMemory() {
   std::erase(regions.all, &region_);
 }
 
-// oneDNN, as late as a stream would.
+// The CPU device's GEMMs, as late as a stream would.
 class EmulatedGemm : public kernels::cuda::GemmBackend {
  public:
-  absl::string_view path() const override { return "oneDNN"; }
+  absl::string_view path() const override { return "the CPU device's GEMMs"; }
   absl::Status Run(kernels::cuda::Stream stream, kernels::GemmKind kind, kernels::Type type, int64_t n,
                    int64_t k, std::span<const kernels::GemmGroup> groups) override {
     std::vector<kernels::GemmGroup> kept(groups.begin(), groups.end());

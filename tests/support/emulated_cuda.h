@@ -1,5 +1,5 @@
 // A CUDA device without a GPU: kernels/cuda's own device, passes and staging over the kernel emulator, with
-// oneDNN behind the GEMM interface and memory that the host cannot touch.
+// the CPU device behind the GEMM interface and memory that the host cannot touch.
 //
 // What it checks: host code that follows a pointer into device memory (the pages are closed but while the
 // stream runs: a segmentation fault), copies whose ends are not where they say, results read and sources
