@@ -11,6 +11,7 @@ mkdir -p "$folder"
 "$base" -m venv "$five"
 "$five/bin/python" -m pip install --quiet "torch>=2.9,<2.10" "transformers>=5.24,<6" "accelerate>=1.15" safetensors \
   "grpcio>=1.51" "protobuf>=4.21" numpy setuptools wheel
+"$five/bin/python" -m pip install --quiet --no-deps "megatron-core>=0.16,<0.17"
 "$base" -m venv "$four"
 packages=$("$five/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$packages" >"$("$four/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/transformers5.pth"

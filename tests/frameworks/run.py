@@ -4,6 +4,7 @@ usage: run.py --bin DIR [--ranks N ...] [--only NAME]; PYTHONPATH names the pack
 transformers. Ends with "N passed, N failed"."""
 
 import argparse
+import importlib.util
 import os
 import re
 import sys
@@ -23,6 +24,8 @@ def jobs(ranks):
     for count in ranks:
         for family in FAMILIES:
             yield f"parity-{family}-{count}", "checks_parity.py", count, {"CHECK_FAMILY": family}
+        if importlib.util.find_spec("megatron"):
+            yield f"megatron-{count}", "checks_megatron.py", count, {}
     yield "own-model", OWN_MODEL, 2, {}
     # In this order: the second resumes what the first saved.
     for phase in ("through", "resumed"):

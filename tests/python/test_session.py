@@ -21,6 +21,13 @@ from fake_session import H, FakeSession
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+class HandshakeTest(FakeSession):
+    def test_the_workers_version_is_known(self):
+        worker = self.connect()
+        self.layer(worker, load=False)
+        self.assertEqual(worker.version, "fake")
+
+
 class ArenaTest(FakeSession):
     def setUp(self):
         super().setUp()
