@@ -8,5 +8,6 @@ namespace lrmoe::bench {
 void AddLayerCommand(CLI::App& app, int& exit_code);
 void AddGemmCommand(CLI::App& app, int& exit_code);
 void AddSelectCommand(CLI::App& app, int& exit_code);
+void AddPlannerCommand(CLI::App& app, int& exit_code);
 
 }  // namespace lrmoe::bench

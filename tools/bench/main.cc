@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   lrmoe::bench::AddLayerCommand(app, exit_code);
   lrmoe::bench::AddGemmCommand(app, exit_code);
   lrmoe::bench::AddSelectCommand(app, exit_code);
+  lrmoe::bench::AddPlannerCommand(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
