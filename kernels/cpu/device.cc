@@ -23,8 +23,8 @@ constexpr int64_t kElementsPerTask = 32768;
 
 class CpuDevice : public Device {
  public:
-  CpuDevice(int num_threads, const Passes& passes, const TileSet& tiles)
-      : passes_(passes), pool_(num_threads), gemm_(&pool_, &passes_, &tiles) {}
+  CpuDevice(int num_threads, const Passes& passes, Bf16Path bf16_path)
+      : passes_(passes), pool_(num_threads), gemm_(&pool_, &passes_, bf16_path) {}
 
   absl::string_view gemm_path() const override { return gemm_.path(); }
 
@@ -162,9 +162,9 @@ class CpuDevice : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> MakeCpuDevice(int num_threads, const Passes& passes, const TileSet& tiles) {
+std::unique_ptr<Device> MakeCpuDevice(int num_threads, const Passes& passes, Bf16Path bf16_path) {
   LRMOE_KERNELS_REQUIRE(num_threads >= 1);
-  return std::make_unique<CpuDevice>(num_threads, passes, tiles);
+  return std::make_unique<CpuDevice>(num_threads, passes, bf16_path);
 }
 
 }  // namespace cpu
@@ -173,8 +173,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads) {
   if (num_threads < 1 || num_threads > 256)
     return absl::InvalidArgumentError(absl::StrCat("num_threads is ", num_threads, "; allowed: 1..256"));
   try {
-    return cpu::MakeCpuDevice(num_threads, cpu::SelectPasses(), *cpu::SupportedTiles().back());
-  } catch (const std::exception& error) {  // no thread to be had
+    return cpu::MakeCpuDevice(num_threads, cpu::SelectPasses(), cpu::ChooseBf16Path());
+  } catch (const std::exception& error) {  // no thread to be had, or no CPU engine in oneDNN
     return absl::ResourceExhaustedError(
         absl::StrCat("CPU device with ", num_threads, " threads: ", error.what()));
   }

@@ -10,7 +10,7 @@
 
 namespace lrmoe::kernels::cpu {
 
-// num_threads >= 1. The CPU must have what `passes` and `tiles` need.
-std::unique_ptr<Device> MakeCpuDevice(int num_threads, const Passes& passes, const TileSet& tiles);
+// num_threads >= 1. The CPU must have what `passes` and `bf16_path` need.
+std::unique_ptr<Device> MakeCpuDevice(int num_threads, const Passes& passes, Bf16Path bf16_path);
 
 }  // namespace lrmoe::kernels::cpu

@@ -1,21 +1,31 @@
 #include "kernels/cpu/gemm.h"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "dnnl.hpp"
 
 namespace lrmoe::kernels::cpu {
 namespace {
 
-// Limits of a block, in rows, columns and steps. Packed operands and the sums stay in a core's L2 cache (512
-// KiB and more) while it works; a packed panel of weights serves up to kBlockM rows.
-constexpr int64_t kBlockM = 144;
+// Limits of a block. For sgemm: operands and result stay in a core's L2 cache (512 KiB and more) while it
+// works.
+constexpr int64_t kBlockM = 96;
 constexpr int64_t kBlockN = 256;
-constexpr int64_t kBlockSteps = 192;
-// Whole tiles of every instruction set.
-constexpr int64_t kTileM = 6;
-constexpr int64_t kTileN = 64;
+constexpr int64_t kStagedK = 256;  // depth staged at a time
+constexpr int64_t kRowsAhead = 4;  // rows prefetched while staging
+// For the bf16 matmul, which packs its operands at each call: large enough to make that a few percent.
+constexpr int64_t kMatmulBlockM = 256;
+constexpr int64_t kMatmulBlockN = 1024;
+// Whole tiles of oneDNN's kernels, which are 6 or 8 rows by 16 or 48 columns.
+constexpr int64_t kTileM = 24;
+constexpr int64_t kTileN = 48;
 
 // C[m, n] (+)= op(A) op(B) with depth k: a group's product or a block of it, row-major.
 struct Product {
@@ -46,179 +56,210 @@ int64_t PieceOf(int64_t size, int64_t limit, int64_t tile) {
   return std::min(limit, Ceil(Ceil(size, Ceil(size, limit)), tile) * tile);
 }
 
-const void* At(const void* base, int64_t element, int64_t element_bytes) {
-  return static_cast<const char*>(base) + element * element_bytes;
+const void* At(const void* base, int64_t element, Type type) {
+  return static_cast<const char*>(base) + element * SizeOf(type);
 }
-void* At(void* base, int64_t element, int64_t element_bytes) {
-  return static_cast<char*>(base) + element * element_bytes;
-}
-
-// Lanes of an operand as the tiles read them.
-struct Lanes {
-  const void* at;
-  int64_t row, step;  // strides, in lanes
-};
-
-// Stored rows that will be packed next.
-struct Region {
-  const char* at = nullptr;
-  int64_t stride = 0, rows = 0, row_bytes = 0;
-};
-
-// What the block of b from depth k0 on is packed from; at most one block deep.
-Region RegionOf(const TileOps& ops, const Product& p, const void* b, int64_t k0) {
-  const int64_t depth = std::min(kBlockSteps * ops.depth_per_step, p.k - k0), size = ops.element_bytes;
-  const int64_t rows = p.transpose_b ? p.n : depth, width = p.transpose_b ? depth : p.n;
-  const void* at = At(b, p.transpose_b ? k0 : k0 * p.ldb, size);
-  return {static_cast<const char*>(at), p.ldb * size, rows, width * size};
+void* At(void* base, int64_t element, Type type) {
+  return static_cast<char*>(base) + element * SizeOf(type);
 }
 
-// Hands a region out to the tiles that are multiplied before it is packed, so that it is in the cache then:
-// rows are short pieces far apart, which the hardware does not foresee, and packing alone would wait for
-// each.
-class Ahead {
+dnnl_status_t Sgemm(const Product& p, const float* a, const float* b, float* c) {
+  return dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, a, p.lda, b,
+                    p.ldb, p.accumulate ? 1.0f : 0.0f, c, p.ldc);
+}
+
+// A bf16 matmul with every size given at execution: creating one costs 100 us and more, row counts never
+// repeat.
+dnnl::matmul::primitive_desc DescribeMatmul(const dnnl::engine& engine, bool transpose_a, bool transpose_b,
+                                            bool accumulate) {
+  using dnnl::memory;
+  constexpr int64_t kRuntime = DNNL_RUNTIME_DIM_VAL;
+  const memory::dims any = {kRuntime, kRuntime};
+  const memory::dims plain = {kRuntime, 1}, transposed = {1, kRuntime};
+  const memory::desc a(any, memory::data_type::bf16, transpose_a ? transposed : plain);
+  const memory::desc b(any, memory::data_type::bf16, transpose_b ? transposed : plain);
+  const memory::desc c(any, accumulate ? memory::data_type::f32 : memory::data_type::bf16, plain);
+  dnnl::primitive_attr attributes;
+  if (accumulate) {
+    dnnl::post_ops add;
+    add.append_sum(1.0f);
+    attributes.set_post_ops(add);
+  }
+  return dnnl::matmul::primitive_desc({a, b, c}, attributes, engine);
+}
+
+bool HasBf16Instructions() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::avx512_core_bf16:
+    case dnnl::cpu_isa::avx512_core_amx:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// oneDNN runs on the calling thread alone inside this scope.
+class SerialOneDnn {
  public:
-  Ahead(const Region& region, int64_t steps) : left_(region) {
-    lines_ = std::max<int64_t>(1, Ceil(region.row_bytes, 64));
-    rows_per_tile_ = steps / lines_;
-  }
-  void AddTo(TileArgs& tile) {
-    if (left_.rows <= 0 || rows_per_tile_ == 0) {
-      tile.ahead = static_cast<const char*>(tile.panel);  // is there already
-      return;
-    }
-    tile.ahead = left_.at;
-    tile.ahead_stride = left_.stride;
-    tile.ahead_lines = lines_;
-    left_.at += rows_per_tile_ * left_.stride;
-    left_.rows -= rows_per_tile_;
-  }
+  SerialOneDnn() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~SerialOneDnn() { omp_set_num_threads(before_); }
+  SerialOneDnn(const SerialOneDnn&) = delete;
+  SerialOneDnn& operator=(const SerialOneDnn&) = delete;
 
  private:
-  Region left_;
-  int64_t lines_, rows_per_tile_;
+  const int before_;
 };
+
+}  // namespace
+
+Bf16Path ChooseBf16Path() {
+  if (!HasBf16Instructions()) return Bf16Path::kWiden;
+  try {
+    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    for (bool accumulate : {false, true}) {
+      const std::string name = DescribeMatmul(engine, accumulate, false, accumulate).impl_info_str();
+      if (name.rfind("ref", 0) == 0) return Bf16Path::kWiden;
+    }
+    return Bf16Path::kMatmul;
+  } catch (const dnnl::error&) {
+    return Bf16Path::kWiden;
+  }
+}
+
+namespace {
+
+// A block of an operand in memory.
+struct Operand {
+  const void* at;
+  int64_t rows, width, stride;
+};
+
+// Rows of fp32 in scratch are an odd number of cache lines apart. A stride that is a multiple of a large
+// power of two would put all rows into the same few cache sets, and sgemm, which reads its operands in place,
+// would take up to twice as long.
+constexpr int64_t ScratchStride(int64_t width) {
+  return Ceil(width, 32) * 32 + 16;
+}
+
+// Hidden sizes usually are such a multiple. Copying a block costs a few percent and is worth it from here on.
+bool StrideCollides(int64_t stride) {
+  return stride % 64 == 0;
+}
 
 }  // namespace
 
 struct GroupedGemm::Worker {
   explicit Worker(const Passes* p) : passes(p) {}
 
-  // c of the product's type: bf16 when the operands are and nothing is accumulated. `next`: of the block
-  // after.
-  void Multiply(const TileOps& ops, const Product& p, const void* a, const void* b, void* c,
-                const Region& next);
-  Lanes StageA(const TileOps& ops, const Product& p, int64_t k0, int64_t depth, const void* a);
-  void MultiplyPacked(const TileOps& ops, const Product& p, int64_t steps, const Lanes& a, float* c,
-                      int64_t c_stride, bool accumulate, Ahead ahead);
-  void WriteSums(const TileOps& ops, const Product& p, int64_t stride, void* c) const;
-
-  // Rows of staged fp32 are an odd number of cache lines apart: a stride that is a multiple of a large power
-  // of two would put all rows into the same few cache sets.
-  static constexpr int64_t kStagedStride = kBlockSteps + 16;
+  dnnl_status_t Staged(const Product& p, Type type, const void* a, const void* b, void* c);
+  const float* Stage(const Operand& operand, Type type, float* scratch, int64_t* stride) const;
+  dnnl_status_t Matmul(const Product& p, const void* a, const void* b, void* c);
 
   const Passes* const passes;
-  alignas(
-      64) uint32_t packed_a[std::max(Ceil(kBlockM, kTileN) * kTileN * kBlockSteps, kBlockM* kStagedStride)];
-  alignas(64) uint32_t packed_b[kBlockN * kBlockSteps];
-  alignas(64) float sums[kBlockM * kBlockN];
+  // Blocks of a and b lie either way round, transposed or not.
+  alignas(64) float scratch_a[std::max(kBlockM * ScratchStride(kStagedK), kStagedK* ScratchStride(kBlockM))];
+  alignas(64) float scratch_b[std::max(kBlockN * ScratchStride(kStagedK), kStagedK* ScratchStride(kBlockN))];
+  alignas(64) float scratch_c[kBlockM * ScratchStride(kBlockN)];
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  std::array<std::optional<dnnl::matmul>, 8> matmuls;  // by transpose_a, transpose_b, accumulate
 };
 
-// Rows of a are read where they lie, unless their elements are no lanes yet.
-Lanes GroupedGemm::Worker::StageA(const TileOps& ops, const Product& p, int64_t k0, int64_t depth,
-                                  const void* a) {
-  if (p.transpose_a) {
-    ops.pack_rows({At(a, k0 * p.lda, ops.element_bytes), p.lda, depth, p.m, packed_a});
-    return {packed_a, 1, ops.panel};  // of one panel; tiles do not cross panels
+// The operand as sgemm reads it: in scratch, unless it is fp32 with a harmless stride already.
+const float* GroupedGemm::Worker::Stage(const Operand& operand, Type type, float* scratch,
+                                        int64_t* stride) const {
+  if (type == Type::kFp32 && !StrideCollides(operand.stride)) {
+    *stride = operand.stride;
+    return static_cast<const float*>(operand.at);
   }
-  const void* rows = At(a, k0, ops.element_bytes);
-  const int64_t elements_per_lane = 4 / ops.element_bytes;
-  const bool wide = ops.depth_per_step * ops.element_bytes < 4;  // bf16 in fp32 lanes
-  if (!wide && p.lda % elements_per_lane == 0 && depth % elements_per_lane == 0)
-    return {rows, p.lda / elements_per_lane, 1};
-  for (int64_t row = 0; row < p.m; ++row) {
-    const void* from = At(rows, row * p.lda, ops.element_bytes);
-    uint32_t* to = packed_a + row * kStagedStride;
-    if (wide) {
-      passes->to_fp32(static_cast<const Bf16*>(from), reinterpret_cast<float*>(to), 0, depth);
+  *stride = ScratchStride(operand.width);
+  for (int64_t row = 0; row < operand.rows; ++row) {
+    const void* src = At(operand.at, row * operand.stride, type);
+    // Rows are short pieces far apart, which the hardware does not foresee.
+    const char* ahead = static_cast<const char*>(At(src, kRowsAhead * operand.stride, type));
+    if (row + kRowsAhead < operand.rows) {
+      for (int64_t byte = 0; byte < operand.width * SizeOf(type); byte += 64)
+        __builtin_prefetch(ahead + byte);
+    }
+    float* dst = scratch + row * *stride;
+    if (type == Type::kFp32) {
+      std::memcpy(dst, src, operand.width * sizeof(float));
     } else {
-      to[depth / elements_per_lane] = 0;  // the partner of the last number of an odd depth
-      std::memcpy(to, from, depth * ops.element_bytes);
+      passes->to_fp32(static_cast<const Bf16*>(src), dst, 0, operand.width);
     }
   }
-  return {packed_a, kStagedStride, 1};
+  return scratch;
 }
 
-void GroupedGemm::Worker::MultiplyPacked(const TileOps& ops, const Product& p, int64_t steps, const Lanes& a,
-                                         float* c, int64_t c_stride, bool accumulate, Ahead ahead) {
-  for (int64_t m = 0; m < p.m;) {
-    int64_t rows = std::min(ops.max_rows, p.m - m);
-    const uint32_t* tile_a = static_cast<const uint32_t*>(a.at);
-    if (p.transpose_a) {
-      rows = std::min(rows, ops.panel - m % ops.panel);
-      tile_a += m / ops.panel * ops.panel * steps + m % ops.panel;
-    } else {
-      tile_a += m * a.row;
+dnnl_status_t GroupedGemm::Worker::Staged(const Product& p, Type type, const void* a, const void* b,
+                                          void* c) {
+  const bool round_c = type == Type::kBf16 && !p.accumulate;  // summed in scratch, rounded once
+  for (int64_t k0 = 0; k0 < p.k; k0 += kStagedK) {
+    Product part = p;
+    part.k = std::min(kStagedK, p.k - k0);
+    part.accumulate = p.accumulate || k0 > 0;
+    if (round_c) part.ldc = ScratchStride(p.n);
+    const Operand block_a{At(a, p.transpose_a ? k0 * p.lda : k0, type), p.transpose_a ? part.k : p.m,
+                          p.transpose_a ? p.m : part.k, p.lda};
+    const Operand block_b{At(b, p.transpose_b ? k0 : k0 * p.ldb, type), p.transpose_b ? p.n : part.k,
+                          p.transpose_b ? part.k : p.n, p.ldb};
+    const float* fp32_a = Stage(block_a, type, scratch_a, &part.lda);
+    const float* fp32_b = Stage(block_b, type, scratch_b, &part.ldb);
+    const dnnl_status_t status = Sgemm(part, fp32_a, fp32_b, round_c ? scratch_c : static_cast<float*>(c));
+    if (status != dnnl_success) return status;
+  }
+  if (round_c) {
+    for (int64_t row = 0; row < p.m; ++row) {
+      passes->to_bf16(scratch_c + row * ScratchStride(p.n), static_cast<Bf16*>(c) + row * p.ldc, 0, p.n);
     }
-    for (int64_t n = 0; n < p.n; n += ops.panel) {
-      TileArgs tile{tile_a,   a.row,     a.step, packed_b + n * steps, steps, rows, c + m * c_stride + n,
-                    c_stride, accumulate};
-      ahead.AddTo(tile);
-      ops.tile(tile);
-    }
-    m += rows;
+  }
+  return dnnl_success;
+}
+
+dnnl_status_t GroupedGemm::Worker::Matmul(const Product& p, const void* a, const void* b, void* c) {
+  using dnnl::memory;
+  const auto matrix = [this](int64_t rows, int64_t columns, memory::data_type type,
+                             const memory::dims& strides, const void* at) {
+    return memory({{rows, columns}, type, strides}, engine, const_cast<void*>(at));
+  };
+  try {
+    std::optional<dnnl::matmul>& matmul = matmuls[p.transpose_a * 4 + p.transpose_b * 2 + p.accumulate];
+    if (!matmul) matmul.emplace(DescribeMatmul(engine, p.transpose_a, p.transpose_b, p.accumulate));
+    constexpr auto kBf16 = memory::data_type::bf16;
+    const memory::dims a_strides = p.transpose_a ? memory::dims{1, p.lda} : memory::dims{p.lda, 1};
+    const memory::dims b_strides = p.transpose_b ? memory::dims{1, p.ldb} : memory::dims{p.ldb, 1};
+    matmul->execute(
+        stream,
+        {{DNNL_ARG_SRC, matrix(p.m, p.k, kBf16, a_strides, a)},
+         {DNNL_ARG_WEIGHTS, matrix(p.k, p.n, kBf16, b_strides, b)},
+         {DNNL_ARG_DST, matrix(p.m, p.n, p.accumulate ? memory::data_type::f32 : kBf16, {p.ldc, 1}, c)}});
+    stream.wait();
+    return dnnl_success;
+  } catch (const dnnl::error& error) {
+    return error.status;
   }
 }
 
-void GroupedGemm::Worker::WriteSums(const TileOps& ops, const Product& p, int64_t stride, void* c) const {
-  for (int64_t row = 0; row < p.m; ++row) {
-    const float* from = sums + row * stride;
-    if (p.accumulate) {
-      passes->add(static_cast<float*>(c) + row * p.ldc, from, 0, p.n);
-    } else if (ops.element_bytes == 2) {
-      passes->to_bf16(from, static_cast<Bf16*>(c) + row * p.ldc, 0, p.n);
-    } else {
-      std::memcpy(static_cast<float*>(c) + row * p.ldc, from, p.n * sizeof(float));
-    }
-  }
-}
-
-void GroupedGemm::Worker::Multiply(const TileOps& ops, const Product& p, const void* a, const void* b,
-                                   void* c, const Region& next) {
-  // Whole panels of fp32 go straight to their place; bf16 is summed in fp32 aside and rounded once.
-  const bool aside = p.n % ops.panel != 0 || (ops.element_bytes == 2 && !p.accumulate);
-  const int64_t stride = aside ? Ceil(p.n, ops.panel) * ops.panel : p.ldc;
-  float* to = aside ? sums : static_cast<float*>(c);
-  const int64_t block_depth = kBlockSteps * ops.depth_per_step;
-  for (int64_t k0 = 0; k0 < p.k; k0 += block_depth) {
-    const int64_t depth = std::min(block_depth, p.k - k0);
-    const Lanes lanes = StageA(ops, p, k0, depth, a);
-    if (p.transpose_b) {
-      ops.pack_columns({At(b, k0, ops.element_bytes), p.ldb, depth, p.n, packed_b});
-    } else {
-      ops.pack_rows({At(b, k0 * p.ldb, ops.element_bytes), p.ldb, depth, p.n, packed_b});
-    }
-    const int64_t steps = Ceil(depth, ops.depth_per_step);
-    const Region after = k0 + depth < p.k ? RegionOf(ops, p, b, k0 + depth) : next;
-    MultiplyPacked(ops, p, steps, lanes, to, stride, k0 > 0 || (p.accumulate && !aside), Ahead(after, steps));
-  }
-  if (aside) WriteSums(ops, p, stride, c);
-}
-
-GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, const TileSet* tiles)
-    : pool_(pool), tiles_(tiles) {
+GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_path)
+    : pool_(pool), passes_(passes), bf16_path_(bf16_path) {
   for (int i = 0; i < pool->num_threads(); ++i) workers_.push_back(std::make_unique<Worker>(passes));
 }
 
 GroupedGemm::~GroupedGemm() = default;
 
-void GroupedGemm::CutIntoBlocks(GemmKind kind, int64_t n, int64_t k, std::span<const GemmGroup> groups) {
+absl::string_view GroupedGemm::path() const {
+  return bf16_path_ == Bf16Path::kMatmul ? "bf16: oneDNN matmul; fp32: oneDNN sgemm"
+                                         : "bf16: widened to fp32, oneDNN sgemm; fp32: oneDNN sgemm";
+}
+
+void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups) {
+  const bool matmul = shape.type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul;
   blocks_.clear();
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].rows == 0) continue;
-    const Product p = ProductOf(kind, n, k, groups[group].rows);
-    const int64_t step_m = PieceOf(p.m, kBlockM, kTileM);
-    const int64_t step_n = PieceOf(p.n, kBlockN, kTileN);
+    const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group].rows);
+    const int64_t step_m = PieceOf(p.m, matmul ? kMatmulBlockM : kBlockM, kTileM);
+    const int64_t step_n = PieceOf(p.n, matmul ? kMatmulBlockN : kBlockN, kTileN);
     for (int64_t n0 = 0; n0 < p.n; n0 += step_n) {
       for (int64_t m0 = 0; m0 < p.m; m0 += step_m) {
         blocks_.push_back(
@@ -239,35 +280,28 @@ absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
                                                      groups.size(), " has ", group.rows,
                                                      " rows or a null matrix; allowed: rows >= 0, no null"));
   }
-  CutIntoBlocks(kind, n, k, groups);
-  const TileOps& ops = type == Type::kBf16 ? tiles_->bf16 : tiles_->fp32;
-  const int64_t size = ops.element_bytes;
-  // A block's product and where its part of b begins.
-  const auto part_of = [&](const Block& block, const void** b) {
+  CutIntoBlocks({kind, type, n, k}, groups);
+
+  std::atomic<int> failure{dnnl_success};
+  pool_->Run(static_cast<int64_t>(blocks_.size()), [&](int64_t task, int thread) {
+    const SerialOneDnn serial;
+    const Block& block = blocks_[task];
     const GemmGroup& group = groups[block.group];
     Product p = ProductOf(kind, n, k, group.rows);
-    *b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, size);
+    const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, type);
+    const void* b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, type);
+    void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? Type::kFp32 : type);
     p.m = block.m1 - block.m0;
     p.n = block.n1 - block.n0;
-    return p;
-  };
-  const auto num_blocks = static_cast<int64_t>(blocks_.size());
-  pool_->Run(num_blocks, [&](int64_t task, int thread) {
-    const Block& block = blocks_[task];
-    const void* b;
-    const Product p = part_of(block, &b);
-    // Likely this thread's next one.
-    Region next;
-    if (const int64_t likely = task + pool_->num_threads(); likely < num_blocks) {
-      const void* next_b;
-      const Product next_product = part_of(blocks_[likely], &next_b);
-      if (next_b != b) next = RegionOf(ops, next_product, next_b, 0);
-    }
-    const GemmGroup& group = groups[block.group];
-    const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, size);
-    void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? 4 : size);
-    workers_[thread]->Multiply(ops, p, a, b, c, next);
+    Worker& worker = *workers_[thread];
+    const dnnl_status_t status = type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul
+                                     ? worker.Matmul(p, a, b, c)
+                                     : worker.Staged(p, type, a, b, c);
+    if (status != dnnl_success) failure.store(status, std::memory_order_relaxed);
   });
+  if (failure != dnnl_success)
+    return absl::InternalError(absl::StrCat("grouped GEMM: oneDNN failed with status ", failure.load(), " (",
+                                            path(), "; n ", n, ", k ", k, ")"));
   return absl::OkStatus();
 }
 

@@ -9,7 +9,6 @@
 
 #include "common/check.h"
 #include "common/random.h"
-#include "kernels/cpu/device.h"
 #include "kernels/kernels.h"
 #include "tools/bench/commands.h"
 #include "tools/bench/measure.h"
@@ -25,7 +24,7 @@ struct Options {
   int experts = 16;
   int64_t hidden = 256, intermediate = 128, rows = 8192;
   double skew = 1.0;
-  std::string dtype = "bf16", output = "table", tiles;
+  std::string dtype = "bf16", output = "table";
   int threads = 1, repetitions = 5;
 };
 
@@ -133,16 +132,8 @@ void PrintTable(const nlohmann::json& out) {
   }
 }
 
-// The device as everybody gets it, or with the tiles of a lesser CPU.
-absl::StatusOr<std::unique_ptr<kernels::Device>> DeviceFor(const Options& o) {
-  for (const kernels::cpu::TileSet* tiles : kernels::cpu::SupportedTiles())
-    if (o.tiles == tiles->name)
-      return kernels::cpu::MakeCpuDevice(o.threads, kernels::cpu::SelectPasses(), *tiles);
-  return kernels::CreateCpuDevice(o.threads);
-}
-
 int Run(const Options& o) {
-  auto device = DeviceFor(o);
+  auto device = kernels::CreateCpuDevice(o.threads);
   if (!device.ok()) {
     std::cerr << "lrmoe-bench gemm: " << device.status().message() << "\n";
     return 1;
@@ -198,10 +189,6 @@ void AddGemmCommand(CLI::App& app, int& exit_code) {
   command->add_option("--dtype", options->dtype)
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
-  std::vector<std::string> tiles;
-  for (const kernels::cpu::TileSet* set : kernels::cpu::SupportedTiles()) tiles.emplace_back(set->name);
-  command->add_option("--tiles", options->tiles, "instruction set; default: the best of this CPU")
-      ->check(CLI::IsMember(tiles));
   command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
   command->add_option("--repetitions", options->repetitions)
       ->check(CLI::Range(1, 1000))

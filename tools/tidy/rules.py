@@ -50,6 +50,7 @@ ONLY_IN = [
     (re.compile(r"^mpi\.h$"), ("worker/transport/mpi.cc",)),
     (re.compile(r"^nccl\.h$"), ("worker/transport/nccl.cc",)),
     (re.compile(r"^cairo"), ("tools/sim/png.cc",)),
+    (re.compile(r"^(dnnl|oneapi/dnnl/)"), ("kernels/", "tests/unit/kernels/")),
     (re.compile(r"^(cuda|cublas).*\.h$"), ("kernels/cuda/", "tests/gpu/", "worker/transport/nccl.cc")),
 ]
 
@@ -62,7 +63,7 @@ PYTHON_TYPE = re.compile(r"^\s*class\s+([A-Za-z_]\w*)")
 SNAKE_CASE = re.compile(r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")
 SCRIPT_NAME = re.compile(r"^[a-z0-9_-]+\.sh$")  # commands may have hyphens, like other commands
 # Included several times on purpose, once per instruction set.
-INCLUDED_OFTEN = {"kernels/cpu/passes_body.h", "kernels/cpu/gemm_tile_body.h"}
+INCLUDED_OFTEN = {"kernels/cpu/passes_body.h"}
 UNFINISHED = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|XX" + "X)\\b")
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|work|Users)/\w")
 SLEEP = re.compile(r"\b(sleep_for|sleep_until|usleep|nanosleep)\s*\(")

@@ -1,5 +1,3 @@
-#include <map>
-
 #include "tests/unit/kernels/twin.h"
 
 namespace lrmoe::kernels {
@@ -88,14 +86,16 @@ TEST_CASE("grouped GEMM equals plain loops in fp64", "[gemm]") {
         std::vector<Operands> groups;
         for (int64_t rows : shape.rows)
           groups.push_back(RandomGroup(kind, type, shape.n, shape.k, rows, random));
-        std::map<std::string, std::vector<Operands>> first;  // by tiles
+        const auto first = Run(*devices[0].device, kind, type, shape.n, shape.k, groups);
+        for (size_t g = 0; g < groups.size(); ++g) CheckGroup(kind, shape.n, shape.k, groups[g], first[g]);
         for (const NamedDevice& named : devices) {
           CAPTURE(named.name, shape.n, shape.k, static_cast<int>(kind), static_cast<int>(type));
-          const auto done = Run(*named.device, kind, type, shape.n, shape.k, groups);
-          const auto& before = first.try_emplace(named.tiles, done).first->second;
-          for (size_t g = 0; g < groups.size(); ++g) {
-            CheckGroup(kind, shape.n, shape.k, groups[g], done[g]);
-            REQUIRE(done[g].c == before[g].c);
+          const auto again = Run(*named.device, kind, type, shape.n, shape.k, groups);
+          if (named.name.find("matmul") != std::string::npos) {
+            for (size_t g = 0; g < groups.size(); ++g)
+              CheckGroup(kind, shape.n, shape.k, groups[g], again[g]);
+          } else {
+            for (size_t g = 0; g < groups.size(); ++g) REQUIRE(again[g].c == first[g].c);
           }
         }
       }

@@ -88,22 +88,18 @@ inline bool Close(Type type, double got, double want, double magnitude, double f
 // Every way this machine can compute: instruction sets and numbers of threads. Name for INFO, and the device.
 struct NamedDevice {
   std::string name;
-  std::string tiles;  // devices of equal tiles give equal bits
   std::unique_ptr<Device> device;
 };
 inline std::vector<NamedDevice> AllDevices() {
   std::vector<const cpu::Passes*> sets = {&cpu::kBaselinePasses};
   if (__builtin_cpu_supports("avx2")) sets.push_back(&cpu::kAvx2Passes);
   std::vector<NamedDevice> out;
-  for (const cpu::TileSet* tiles : cpu::SupportedTiles()) {
-    for (const cpu::Passes* passes : sets) {
-      // Every set of tiles and every set of passes, not every pair.
-      if (passes != sets.back() && tiles != cpu::SupportedTiles().back()) continue;
-      for (int num_threads : {1, 3}) {
-        const std::string name = std::string("tiles ") + tiles->name + ", passes " + passes->name +
-                                 ", threads " + std::to_string(num_threads);
-        out.push_back({name, tiles->name, cpu::MakeCpuDevice(num_threads, *passes, *tiles)});
-      }
+  for (const cpu::Passes* passes : sets) {
+    for (int num_threads : {1, 3}) {
+      const std::string name = std::string(passes->name) + ", threads " + std::to_string(num_threads);
+      out.push_back({name + ", widen", cpu::MakeCpuDevice(num_threads, *passes, cpu::Bf16Path::kWiden)});
+      if (cpu::ChooseBf16Path() == cpu::Bf16Path::kMatmul)
+        out.push_back({name + ", matmul", cpu::MakeCpuDevice(num_threads, *passes, cpu::Bf16Path::kMatmul)});
     }
   }
   return out;
