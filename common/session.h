@@ -20,18 +20,19 @@ namespace lrmoe {
 
 // First on every stream.
 struct Hello {
-  int32_t rank_idx = 0;             // 0..world_size-1
-  int32_t world_size = 1;           // 1..1024
-  std::string job;                  // random id shared by the ranks of one launch; 1..128 bytes
-  std::string node;                 // 1..256 bytes; ranks with equal names share a node
-  std::string device;               // 0..256 bytes, for people
-  int64_t memory_budget_bytes = 0;  // over all layers; 0: unlimited
-  int32_t replica_slots = 0;        // per layer, 0..4096
-  double rows_per_ms = 0;           // measured service rate; 0: unknown
-  double intra_node_gb_per_s = 0;   // 0: unknown
-  double inter_node_gb_per_s = 0;   // 0: unknown
-  Epoch epoch{0};                   // resume point: the epoch it was welcomed to; 0: first contact
-  std::string version;              // of the worker's program, for people
+  int32_t rank_idx = 0;               // 0..world_size-1
+  int32_t world_size = 1;             // 1..1024
+  std::string job;                    // random id shared by the ranks of one launch; 1..128 bytes
+  std::string node;                   // 1..256 bytes; ranks with equal names share a node
+  std::string device;                 // 0..256 bytes, for people
+  int64_t memory_budget_bytes = 0;    // over all layers; 0: unlimited
+  int32_t replica_slots = 0;          // per layer, 0..4096
+  double rows_per_ms = 0;             // measured service rate; 0: unknown
+  double intra_node_gb_per_s = 0;     // 0: unknown
+  double inter_node_gb_per_s = 0;     // 0: unknown
+  Epoch epoch{0};                     // resume point: the epoch it was welcomed to; 0: first contact
+  std::string version;                // of the worker's program, for people
+  bool recompute_activation = false;  // activation_memory = recompute; equal on all ranks of a job
   bool operator==(const Hello&) const = default;
 };
 

@@ -65,6 +65,7 @@ void HelloToWire(const Hello& hello, v1::Hello* wire) {
   wire->set_inter_node_gb_per_s(hello.inter_node_gb_per_s);
   wire->set_epoch(static_cast<uint64_t>(hello.epoch));
   wire->set_version(hello.version);
+  wire->set_recompute_activation(hello.recompute_activation);
 }
 
 absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
@@ -92,7 +93,8 @@ absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
                wire.intra_node_gb_per_s(),
                wire.inter_node_gb_per_s(),
                Epoch{wire.epoch()},
-               wire.version()};
+               wire.version(),
+               wire.recompute_activation()};
 }
 
 absl::StatusOr<SourceCounts> CountsFromWire(const v1::Counts& wire) {

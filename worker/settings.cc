@@ -27,7 +27,8 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
   parser->AddInt("threads", &settings->threads, {0, 256},
                  "Compute threads; 0: this rank's share of the cores it may run on.");
   parser->AddString("activation_memory", &settings->activation_memory,
-                    "save: keep FC1 outputs for the backward pass.");
+                    "save: keep FC1 outputs for the backward pass; recompute: make them again from the "
+                    "saved rows, less memory for a third forward GEMM. Equal on all ranks.");
   parser->AddBytes("arena_memory", &settings->arena_memory_bytes, {0, INT64_MAX},
                    "Shared memory the training process may ask for; 0: the machine's memory.");
   parser->AddDuration("controller_timeout", &settings->controller_timeout, {milliseconds(100), hours(1)},
@@ -81,12 +82,8 @@ absl::Status Validate(const WorkerSettings& settings) {
   if (settings.transport != "auto" && settings.transport != "mpi" && settings.transport != "inproc") {
     return Refuse("transport", settings.transport, "auto, mpi, inproc");
   }
-  if (settings.activation_memory == "recompute") {
-    return absl::UnimplementedError(
-        "activation_memory is \"recompute\"; this worker only saves activations, allowed: save");
-  }
-  if (settings.activation_memory != "save")
-    return Refuse("activation_memory", settings.activation_memory, "save");
+  if (settings.activation_memory != "save" && settings.activation_memory != "recompute")
+    return Refuse("activation_memory", settings.activation_memory, "save, recompute");
   if (!settings.socket.empty() && settings.socket.front() != '/') {
     return Refuse("socket", settings.socket, "an absolute path");
   }

@@ -21,15 +21,15 @@ inline constexpr int kExitNotFound = 127;
 inline constexpr int kExitSignalBase = 128;  // + signal that ended the training process or the worker
 
 struct WorkerSettings {
-  std::string controller;           // host:port
-  std::string device = "auto";      // auto | cpu
-  std::string transport = "auto";   // auto | mpi | inproc
-  int64_t memory_budget_bytes = 0;  // over all layers; 0: unlimited
-  int32_t replica_slots = 1;        // per layer
-  std::string socket;               // empty: a new directory; {rank} is replaced
-  int32_t threads = 0;              // 0: this rank's share of the cores
-  std::string activation_memory = "save";
-  int64_t arena_memory_bytes = 0;  // 0: physical memory of the machine
+  std::string controller;                  // host:port
+  std::string device = "auto";             // auto | cpu
+  std::string transport = "auto";          // auto | mpi | inproc
+  int64_t memory_budget_bytes = 0;         // over all layers; 0: unlimited
+  int32_t replica_slots = 1;               // per layer
+  std::string socket;                      // empty: a new directory; {rank} is replaced
+  int32_t threads = 0;                     // 0: this rank's share of the cores
+  std::string activation_memory = "save";  // save | recompute
+  int64_t arena_memory_bytes = 0;          // 0: physical memory of the machine
   std::chrono::milliseconds controller_timeout{5000};
   std::chrono::milliseconds plan_timeout{60000};
   std::chrono::milliseconds collective_timeout{300000};
@@ -41,5 +41,9 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser);
 // What one setting alone cannot tell: values of parts that are not built, and forms. InvalidArgument,
 // Unimplemented.
 absl::Status Validate(const WorkerSettings& settings);
+// FC1 rows are not kept for the backward pass but made again.
+inline bool RecomputesActivation(const WorkerSettings& settings) {
+  return settings.activation_memory == "recompute";
+}
 
 }  // namespace lrmoe

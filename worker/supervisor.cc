@@ -108,7 +108,8 @@ void Supervisor::StartSession() {
                    .device = "cpu",
                    .memory_budget_bytes = settings_.memory_budget_bytes,
                    .replica_slots = settings_.replica_slots,
-                   .version = std::string(Version())};
+                   .version = std::string(Version()),
+                   .recompute_activation = RecomputesActivation(settings_)};
   options.seed = std::hash<std::string>()(place_->job) + static_cast<uint64_t>(place_->rank.rank);
   session_ = std::make_unique<worker::ControllerSession>(
       std::move(options),
@@ -128,6 +129,7 @@ worker::ServiceOptions Supervisor::MakeServiceOptions() {
   if (settings_.memory_budget_bytes > 0) engine_options.memory_budget_bytes = settings_.memory_budget_bytes;
   engine_options.collective_timeout = settings_.collective_timeout;
   engine_options.plan_timeout = settings_.plan_timeout;
+  engine_options.recompute_activation = RecomputesActivation(settings_);
   worker::ServiceOptions options;
   options.rank = place_->rank.rank;
   options.world_size = place_->rank.size;

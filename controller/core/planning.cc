@@ -91,7 +91,7 @@ void Core::StartReadyPlans() {
                                      .cluster = ClusterOf(hellos, model_->num_layers),
                                      .owner = ContiguousOwners(model_->shape.num_experts, num_ranks),
                                      .resident = resident->second,
-                                     .model = MemoryModelOf(model_->shape, policy),
+                                     .model = MemoryModelOf(model_->shape, policy, hellos.front()),
                                      .policy = policy};
     planning_[invocation.layer] = {ready, policy};
     actions_.push_back(StartPlan{{epoch_, ready.ticket, invocation}, std::move(problem)});

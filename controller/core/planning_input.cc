@@ -51,13 +51,14 @@ Cluster ClusterOf(const std::vector<Hello>& hellos, int32_t num_layers) {
   return cluster;
 }
 
-MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy) {
+MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy, const Hello& hello) {
   MemoryModelOptions options;
   options.hidden_size = shape.hidden_size;
   options.intermediate_size = shape.intermediate_size;
   options.gated = shape.gated;
   options.weight_bytes = SizeInBytes(shape.dtype);
   options.exact_router_gradient = policy.router_gradient == RouterGradient::kExact;
+  options.recompute_activation = hello.recompute_activation;
   return options;
 }
 

@@ -18,6 +18,7 @@ namespace lrmoe::core {
 // bandwidths are the lowest that any rank measured, else the defaults.
 Cluster ClusterOf(const std::vector<Hello>& hellos, int32_t num_layers);
 
-MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy);
+// `hello`: of any rank; all say the same of activations.
+MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy, const Hello& hello);
 
 }  // namespace lrmoe::core

@@ -157,6 +157,16 @@ absl::Status Core::CheckJob(const Hello& hello) const {
     return absl::InvalidArgumentError(absl::StrCat("world_size is ", hello.world_size, " on rank ",
                                                    hello.rank_idx, "; other ranks of job ", job_, " said ",
                                                    members_.size()));
+  // One memory model plans for all ranks.
+  const auto memory = [](const Hello& of) { return of.recompute_activation ? "recompute" : "save"; };
+  for (const Member& member : members_) {
+    if (member.state == MemberState::kAbsent ||
+        member.hello.recompute_activation == hello.recompute_activation)
+      continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "activation_memory is ", memory(hello), " on rank ", hello.rank_idx,
+        "; allowed: ", memory(member.hello), ", as rank ", member.hello.rank_idx, " of job ", job_, " said"));
+  }
   return absl::OkStatus();
 }
 

@@ -280,7 +280,7 @@ class Endings(unittest.TestCase):
         for arguments, message in (([], "controller"), (["--controller", "nowhere"], "host:port"),
                                    (["--controller", "h:1", "--device", "cuda:0"], "built without CUDA"),
                                    (["--controller", "h:1", "--transport", "nccl"], "built without NCCL"),
-                                   (["--controller", "h:1", "--activation-memory", "recompute"], "recompute"),
+                                   (["--controller", "h:1", "--activation-memory", "forget"], "allowed: save, recompute"),
                                    (["--controller", "h:1", "--frobnicate", "1"], "frobnicate")):
             process = subprocess.run([os.path.join(BIN, "lrmoe-worker"), *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual(process.returncode, 2, process.stderr)

@@ -19,6 +19,8 @@ def jobs():
     for dtype in ("fp32", "bf16"):
         for rate in ("1.0", "0.6"):
             yield f"layer-{dtype}-{rate}", "checks_layer.py", rate, {"CHECK_DTYPE": dtype, "CHECK_RATE": rate}
+    yield "layer-bf16-0.6-recompute", "checks_layer.py", "0.6", {
+        "CHECK_DTYPE": "bf16", "CHECK_RATE": "0.6", "LRMOE_ACTIVATION_MEMORY": "recompute"}
     fp32 = {"CHECK_DTYPE": "fp32", "CHECK_RATE": "1.0"}
     # Below 1, because scores (and so NaN in them) are only looked at when rows are dropped.
     yield "refusals", "checks_refusals.py", "0.6", {**fp32, "CHECK_RATE": "0.6"}

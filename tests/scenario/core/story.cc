@@ -138,6 +138,7 @@ core::Event Story::ParseMessage(const Words& words, const Values& values) const 
     hello.epoch = Epoch{static_cast<uint64_t>(Number(values, "epoch", 0))};
     hello.memory_budget_bytes = Number(values, "budget", 0);
     hello.replica_slots = static_cast<int32_t>(Number(values, "slots", 1));
+    hello.recompute_activation = Number(values, "recompute", 0) != 0;
     hello.rows_per_ms = static_cast<double>(Number(values, "rows_per_ms", 0));
     event.message = hello;
   } else if (command == "model") {
@@ -245,6 +246,7 @@ std::string Story::ShowProblem(const core::StartPlan& start) const {
                    absl::StrJoin(counts, " | "), " nodes ", absl::StrJoin(nodes, ","));
   if (absl::StrJoin(residents, "") != "")
     absl::StrAppend(&out, " resident ", absl::StrJoin(residents, " | "));
+  if (problem.model.recompute_activation) absl::StrAppend(&out, " activations recomputed");
   if (problem.policy != options_.policy)
     absl::StrAppend(&out, " rates ", absl::StrJoin(problem.policy.rates, ","));
   return out;

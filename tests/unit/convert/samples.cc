@@ -102,6 +102,7 @@ WorkerMessage RandomWorkerMessage(Random& random) {
       hello.intra_node_gb_per_s = random.Uniform();
       hello.inter_node_gb_per_s = random.Uniform();
       hello.epoch = Epoch{random.Next()};
+      hello.recompute_activation = random.Below(2) == 0;
       return hello;
     }
     case 1: {
