@@ -18,18 +18,34 @@ Json InstanceToJson(const InstancePlan& instance) {
 }
 
 Json RankToJson(const RankPlan& rank) {
-  const MemoryBytes& bytes = rank.memory_bytes;
   return {{"forward_rows", rank.forward_rows},
           {"backward_rows", rank.backward_rows},
-          {"memory_bytes",
-           {{"experts", bytes.experts},
-            {"replicas", bytes.replicas},
-            {"tokens", bytes.tokens},
-            {"staging", bytes.staging},
-            {"total", bytes.total()}}}};
+          {"memory_bytes", ToJson(rank.memory_bytes)}};
 }
 
-Json RejectedToJson(const RejectedCandidate& rejected) {
+}  // namespace
+
+Json ToJson(const ImbalanceSummary& imbalance) {
+  return {{"before", imbalance.before}, {"forward", imbalance.forward}, {"backward", imbalance.backward}};
+}
+
+Json ToJson(const MemoryBytes& bytes) {
+  return {{"experts", bytes.experts},
+          {"replicas", bytes.replicas},
+          {"tokens", bytes.tokens},
+          {"staging", bytes.staging},
+          {"total", bytes.total()}};
+}
+
+Json ToJson(const PredictedTime& time) {
+  return {{"weights", time.weights},
+          {"dispatch", time.dispatch},
+          {"compute", time.compute},
+          {"return", time.return_},
+          {"gradients", time.gradients}};
+}
+
+Json ToJson(const RejectedCandidate& rejected) {
   return {{"retention_rate", rejected.retention_rate},
           {"constraint", rejected.constraint},
           {"where", rejected.where},
@@ -37,8 +53,6 @@ Json RejectedToJson(const RejectedCandidate& rejected) {
           {"available", rejected.available},
           {"unit", rejected.unit}};
 }
-
-}  // namespace
 
 Json PlanToJson(const LayerPlan& plan) {
   Json out = {{"format", "lrmoe-plan"},
@@ -51,17 +65,11 @@ Json PlanToJson(const LayerPlan& plan) {
               {"ranks", Json::array()}};
   for (const InstancePlan& instance : plan.instances) out["instances"].push_back(InstanceToJson(instance));
   for (const RankPlan& rank : plan.ranks) out["ranks"].push_back(RankToJson(rank));
-  out["imbalance"] = {{"before", plan.imbalance.before},
-                      {"forward", plan.imbalance.forward},
-                      {"backward", plan.imbalance.backward}};
+  out["imbalance"] = ToJson(plan.imbalance);
   out["new_replicas"] = plan.new_replicas;
-  out["predicted_us"] = {{"weights", plan.predicted_us.weights},
-                         {"dispatch", plan.predicted_us.dispatch},
-                         {"compute", plan.predicted_us.compute},
-                         {"return", plan.predicted_us.return_},
-                         {"gradients", plan.predicted_us.gradients}};
+  out["predicted_us"] = ToJson(plan.predicted_us);
   out["rejected"] = Json::array();
-  for (const RejectedCandidate& rejected : plan.rejected) out["rejected"].push_back(RejectedToJson(rejected));
+  for (const RejectedCandidate& rejected : plan.rejected) out["rejected"].push_back(ToJson(rejected));
   out["plan_us"] = plan.plan_us;
   return out;
 }

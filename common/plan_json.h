@@ -12,4 +12,10 @@ namespace lrmoe {
 // predicted_us, rejected, plan_us}; the invocation is not part of it. Keys keep this order.
 nlohmann::ordered_json PlanToJson(const LayerPlan& plan);
 
+// Parts of it, which other views show too.
+nlohmann::ordered_json ToJson(const ImbalanceSummary& imbalance);
+nlohmann::ordered_json ToJson(const MemoryBytes& bytes);
+nlohmann::ordered_json ToJson(const PredictedTime& time);
+nlohmann::ordered_json ToJson(const RejectedCandidate& rejected);
+
 }  // namespace lrmoe

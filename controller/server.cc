@@ -50,6 +50,9 @@ absl::Status Validate(const ServerOptions& options) {
   if (options.max_watchers < 0 || options.max_watchers > 1024)
     return absl::InvalidArgumentError(
         absl::StrCat("max_watchers is ", options.max_watchers, "; allowed: 0..1024"));
+  if (options.max_simulations < 0 || options.max_simulations > 1024)
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_simulations is ", options.max_simulations, "; allowed: 0..1024"));
   return absl::OkStatus();
 }
 
@@ -71,6 +74,8 @@ void Server::Start(SessionSink* sink) {
   started_ = steady_clock::now();
   loop_ = std::thread([this] { RunLoop(); });
   for (int32_t i = 0; i < options_.planning_threads; ++i) planners_.emplace_back([this] { RunPlanner(); });
+  simulations_stopped_ = false;
+  simulator_ = std::thread([this] { RunSimulator(); });
 }
 
 void Server::Stop(const std::string& reason) {
@@ -85,6 +90,12 @@ void Server::Stop(const std::string& reason) {
   jobs_ready_.notify_all();
   for (std::thread& planner : planners_) planner.join();
   planners_.clear();
+  {
+    std::lock_guard lock(simulations_mutex_);
+    simulations_stopped_ = true;
+  }
+  simulations_ready_.notify_all();
+  simulator_.join();
 }
 
 core::SessionId Server::NewSessionId() {
@@ -101,6 +112,24 @@ void Server::Ask(std::function<void(const View&)> question, std::function<void()
 
 void Server::SetPolicy(std::vector<std::pair<std::string, std::string>> fields, PolicyDone done) {
   Enqueue(PolicyRequest{{std::move(fields)}, std::move(done)});
+}
+
+void Server::Simulate(planner::PlanningProblem problem, std::function<void(absl::StatusOr<LayerPlan>)> done) {
+  {
+    std::unique_lock lock(simulations_mutex_);
+    if (simulations_stopped_) {
+      lock.unlock();
+      return done(Stopping());
+    }
+    if (simulations_.size() >= static_cast<size_t>(options_.max_simulations)) {
+      lock.unlock();
+      return done(absl::ResourceExhaustedError(absl::StrCat("simulations that wait are ",
+                                                            options_.max_simulations + 1, "; allowed: 0..",
+                                                            options_.max_simulations)));
+    }
+    simulations_.push_back({std::move(problem), std::move(done)});
+  }
+  simulations_ready_.notify_one();
 }
 
 void Server::Watch(std::shared_ptr<PlanWatcher> watcher) {
@@ -249,6 +278,23 @@ void Server::RunPlanner() {
     const double plan_us = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
     Post(core::PlanFinished{job.tag, std::move(plan), plan_us});
   }
+}
+
+void Server::RunSimulator() {
+  while (true) {
+    std::unique_lock lock(simulations_mutex_);
+    simulations_ready_.wait(lock, [this] { return simulations_stopped_ || !simulations_.empty(); });
+    if (simulations_stopped_) break;  // Stop wakes it
+    const Simulation job = std::move(simulations_.front());
+    simulations_.pop_front();
+    lock.unlock();
+    const auto begin = steady_clock::now();
+    absl::StatusOr<LayerPlan> plan = plan_(job.problem);
+    if (plan.ok())
+      plan->plan_us = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
+    job.done(std::move(plan));
+  }
+  for (const Simulation& job : std::exchange(simulations_, {})) job.done(Stopping());
 }
 
 }  // namespace lrmoe

@@ -47,7 +47,8 @@ struct ServerOptions {
   core::CoreOptions core;
   int32_t planning_threads =
       1;  // layers are planned one at a time each, so more help only overlapping layers; 1..16
-  int32_t max_watchers = 64;  // each gets a copy of every plan; 0..1024
+  int32_t max_watchers = 64;     // each gets a copy of every plan; 0..1024
+  int32_t max_simulations = 16;  // waiting for their turn; 0..1024
 };
 absl::Status Validate(const ServerOptions& options);
 
@@ -83,6 +84,10 @@ class Server {
   // `done` is called once, on the loop thread, or with Unavailable on any thread when the server stops.
   void SetPolicy(std::vector<std::pair<std::string, std::string>> fields,
                  std::function<void(absl::StatusOr<PolicyChange>)> done);
+  // Plans a problem that no worker waits for, on a thread of its own, so that it delays no invocation. `done`
+  // is called once, on any thread: with the plan and its plan_us, the planner's error, or ResourceExhausted
+  // at once when max_simulations are waiting, or Unavailable when the server stops.
+  void Simulate(planner::PlanningProblem problem, std::function<void(absl::StatusOr<LayerPlan>)> done);
   // Watches until Unwatch, or OnEnd (at once when there are too many, or the server stops).
   void Watch(std::shared_ptr<PlanWatcher> watcher);
   void Unwatch(std::shared_ptr<PlanWatcher> watcher);
@@ -111,6 +116,7 @@ class Server {
   void Carry(core::Action& action);
   void Record(core::PlanRecord record);
   void RunPlanner();
+  void RunSimulator();
   int64_t NowMicroseconds() const;
 
   const ServerOptions options_;
@@ -136,9 +142,19 @@ class Server {
   std::deque<core::StartPlan> jobs_;  // at most one per layer
   bool jobs_stopped_ = false;
 
+  struct Simulation {
+    planner::PlanningProblem problem;
+    std::function<void(absl::StatusOr<LayerPlan>)> done;
+  };
+  std::mutex simulations_mutex_;
+  std::condition_variable simulations_ready_;
+  std::deque<Simulation> simulations_;  // at most max_simulations
+  bool simulations_stopped_ = true;     // until Start
+
   std::mutex stop_mutex_;  // held while stopping; taken before the others
   std::thread loop_;
   std::vector<std::thread> planners_;
+  std::thread simulator_;
 };
 
 }  // namespace lrmoe

@@ -44,6 +44,8 @@ absl::StatusOr<Policy> ApplyWire(const Policy& base, const v1::PolicySettings& w
 // refused here.)
 void ToWire(const LayerPlan& plan, v1::LayerPlan* wire);
 absl::StatusOr<LayerPlan> FromWire(const v1::LayerPlan& wire);
+// A plan to look at: the same, but for an expert whose owner need not hold an instance of it.
+absl::StatusOr<LayerPlan> SimulatedFromWire(const v1::LayerPlan& wire);
 
 void ToWire(const ExecutionPlan& plan, v1::ExecutionPlan* wire);
 absl::StatusOr<ExecutionPlan> FromWire(const v1::ExecutionPlan& wire);

@@ -59,8 +59,9 @@ absl::StatusOr<InstancePlan> InstanceFromWire(const v1::InstancePlan& wire, int3
   return instance;
 }
 
-// Order (expert, owner first, rank), one owner each, and the sums that instances must agree with.
-absl::Status CheckSums(const LayerPlan& plan) {
+// Order (expert, owner first, rank), one owner each (unless `owners_move`), and the sums that instances must
+// agree with.
+absl::Status CheckSums(const LayerPlan& plan, bool owners_move) {
   std::vector<int64_t> forward(plan.ranks.size(), 0), backward(plan.ranks.size(), 0);
   size_t next = 0;
   for (size_t expert = 0; expert < plan.quota.size(); ++expert) {
@@ -71,7 +72,7 @@ absl::Status CheckSums(const LayerPlan& plan) {
          ++next) {
       const InstancePlan& instance = plan.instances[next];
       const std::string where = absl::StrCat("plan.instances[", next, "]");
-      if (instance.owner != first)
+      if (instance.owner != first && (instance.owner || !owners_move))
         return wire::Bad(absl::StrCat(where, ".owner"), instance.owner ? "true" : "false",
                          "true for exactly the first instance of an expert");
       if (instance.owner) owner = instance.rank_idx;
@@ -138,6 +139,35 @@ absl::Status ReasonsFromWire(const v1::LayerPlan& wire, LayerPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<LayerPlan> PlanFromWire(const v1::LayerPlan& wire, bool owners_move) {
+  LayerPlan plan;
+  LRMOE_ASSIGN_OR_RETURN(plan.invocation, FromWire(wire.invocation()));
+  LRMOE_RETURN_IF_ERROR(wire::Text("plan.policy", wire.policy(), 1, 64));
+  plan.policy = wire.policy();
+  plan.feasible = wire.feasible();
+  if (!(wire.retention_rate() >= 0.0 && wire.retention_rate() <= 1.0))
+    return wire::Bad("plan.retention_rate", absl::StrCat(wire.retention_rate()), "0..1");
+  plan.retention_rate = wire.retention_rate();
+  LRMOE_RETURN_IF_ERROR(InRange("number of plan.quota", wire.quota_size(), 1, kMaxExperts));
+  LRMOE_RETURN_IF_ERROR(InRange("number of plan.ranks", wire.ranks_size(), 1, kMaxRanks));
+  plan.quota.assign(wire.quota().begin(), wire.quota().end());
+  LRMOE_RETURN_IF_ERROR(RanksFromWire(wire, plan));
+  plan.instances.reserve(wire.instances_size());
+  int32_t new_replicas = 0;
+  for (int i = 0; i < wire.instances_size(); ++i) {
+    absl::StatusOr<InstancePlan> instance =
+        InstanceFromWire(wire.instances(i), wire.quota_size(), wire.ranks_size());
+    if (!instance.ok()) return wire::Within(absl::StrCat("plan.instances[", i, "]"), instance.status());
+    new_replicas += instance->is_new ? 1 : 0;
+    plan.instances.push_back(*std::move(instance));
+  }
+  LRMOE_RETURN_IF_ERROR(CheckSums(plan, owners_move));
+  LRMOE_RETURN_IF_ERROR(InRange("plan.new_replicas", wire.new_replicas(), new_replicas, new_replicas));
+  plan.new_replicas = wire.new_replicas();
+  LRMOE_RETURN_IF_ERROR(ReasonsFromWire(wire, plan));
+  return plan;
+}
+
 }  // namespace
 
 void ToWire(const LayerPlan& plan, v1::LayerPlan* wire) {
@@ -177,32 +207,11 @@ void ToWire(const LayerPlan& plan, v1::LayerPlan* wire) {
 }
 
 absl::StatusOr<LayerPlan> FromWire(const v1::LayerPlan& wire) {
-  LayerPlan plan;
-  LRMOE_ASSIGN_OR_RETURN(plan.invocation, FromWire(wire.invocation()));
-  LRMOE_RETURN_IF_ERROR(wire::Text("plan.policy", wire.policy(), 1, 64));
-  plan.policy = wire.policy();
-  plan.feasible = wire.feasible();
-  if (!(wire.retention_rate() >= 0.0 && wire.retention_rate() <= 1.0))
-    return wire::Bad("plan.retention_rate", absl::StrCat(wire.retention_rate()), "0..1");
-  plan.retention_rate = wire.retention_rate();
-  LRMOE_RETURN_IF_ERROR(InRange("number of plan.quota", wire.quota_size(), 1, kMaxExperts));
-  LRMOE_RETURN_IF_ERROR(InRange("number of plan.ranks", wire.ranks_size(), 1, kMaxRanks));
-  plan.quota.assign(wire.quota().begin(), wire.quota().end());
-  LRMOE_RETURN_IF_ERROR(RanksFromWire(wire, plan));
-  plan.instances.reserve(wire.instances_size());
-  int32_t new_replicas = 0;
-  for (int i = 0; i < wire.instances_size(); ++i) {
-    absl::StatusOr<InstancePlan> instance =
-        InstanceFromWire(wire.instances(i), wire.quota_size(), wire.ranks_size());
-    if (!instance.ok()) return wire::Within(absl::StrCat("plan.instances[", i, "]"), instance.status());
-    new_replicas += instance->is_new ? 1 : 0;
-    plan.instances.push_back(*std::move(instance));
-  }
-  LRMOE_RETURN_IF_ERROR(CheckSums(plan));
-  LRMOE_RETURN_IF_ERROR(InRange("plan.new_replicas", wire.new_replicas(), new_replicas, new_replicas));
-  plan.new_replicas = wire.new_replicas();
-  LRMOE_RETURN_IF_ERROR(ReasonsFromWire(wire, plan));
-  return plan;
+  return PlanFromWire(wire, false);
+}
+
+absl::StatusOr<LayerPlan> SimulatedFromWire(const v1::LayerPlan& wire) {
+  return PlanFromWire(wire, true);
 }
 
 void ToWire(const ExecutionPlan& plan, v1::ExecutionPlan* wire) {

@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "controller/core/what_if.h"
 #include "proto/convert.h"
+#include "proto/range.h"
 
 namespace lrmoe::rpc {
 namespace {
@@ -115,18 +117,54 @@ absl::Status FillPlans(const Server::View& view, const v1::ListPlansRequest& req
   return absl::OkStatus();
 }
 
-absl::Status FillPlan(const Server::View& view, const v1::GetPlanRequest& request, v1::PlanRecord* out) {
+namespace {
+
+absl::StatusOr<const core::PlanRecord*> FindRecord(const Server::View& view,
+                                                   const v1::GetPlanRequest& request) {
   LRMOE_ASSIGN_OR_RETURN(const Invocation invocation, FromWire(request.invocation()));
   const core::PlanRecord* record =
       request.latest() ? view.history.FindLatest(invocation.layer) : view.history.Find(invocation);
-  if (record == nullptr) {
-    const std::string what =
-        request.latest() ? absl::StrCat("layer ", invocation.layer) : ToString(invocation);
-    return absl::NotFoundError(
-        absl::StrCat("no plan of ", what, " among the last ", view.history.num_kept()));
-  }
+  if (record != nullptr) return record;
+  const std::string what = request.latest() ? absl::StrCat("layer ", invocation.layer) : ToString(invocation);
+  return absl::NotFoundError(absl::StrCat("no plan of ", what, " among the last ", view.history.num_kept()));
+}
+
+}  // namespace
+
+absl::Status FillPlan(const Server::View& view, const v1::GetPlanRequest& request, v1::PlanRecord* out) {
+  LRMOE_ASSIGN_OR_RETURN(const core::PlanRecord* const record, FindRecord(view, request));
   FillRecord(*record, true, out);
   return absl::OkStatus();
+}
+
+absl::StatusOr<planner::PlanningProblem> WhatIfOf(const Server::View& view,
+                                                  const v1::SimulatePlanRequest& request,
+                                                  v1::PlanRecord* recorded) {
+  core::WhatIf change;
+  LRMOE_ASSIGN_OR_RETURN(change.policy, ApplyWire(view.core.newest_policy(), request.policy()));
+  for (const v1::PolicySettings::Field& field : request.policy().fields())
+    if (field.name() == "planner")
+      return absl::InvalidArgumentError(
+          "policy names \"planner\"; allowed: the field planner of the request");
+  LRMOE_RETURN_IF_ERROR(wire::Text("planner", request.planner(), 0, 64));
+  change.planner = request.planner();
+  if (request.ranks() < 0 || request.ranks() > kMaxRanks)
+    return OutOfRange("ranks", request.ranks(), 0, kMaxRanks);
+  change.ranks = request.ranks();
+  if (request.has_memory_budget_bytes()) {
+    if (request.memory_budget_bytes() < 0)
+      return OutOfRange("memory_budget_bytes", request.memory_budget_bytes(), 0, INT64_MAX);
+    change.memory_budget_bytes = request.memory_budget_bytes();
+  }
+  if (request.has_replica_slots()) {
+    if (request.replica_slots() < 0 || request.replica_slots() > kMaxExperts)
+      return OutOfRange("replica_slots", request.replica_slots(), 0, kMaxExperts);
+    change.replica_slots = request.replica_slots();
+  }
+  change.no_residents = request.no_residents();
+  LRMOE_ASSIGN_OR_RETURN(const core::PlanRecord* const record, FindRecord(view, request.recorded()));
+  FillRecord(*record, true, recorded);
+  return core::MakeWhatIfProblem(view.core, view.history, *record, change);
 }
 
 void FillRecord(const core::PlanRecord& record, bool whole, v1::PlanRecord* out) {

@@ -1,5 +1,6 @@
 #include "controller/rpc/admin_service.h"
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "controller/rpc/admin_answers.h"
 #include "controller/rpc/status.h"
 #include "proto/convert.h"
+#include "proto/range.h"
 
 namespace lrmoe::rpc {
 namespace {
@@ -206,6 +208,49 @@ grpc::ServerUnaryReactor* AdminService::SetPolicy(grpc::CallbackServerContext* c
     }
     reactor->Finish(ToGrpc(change.status()));
   });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::SimulatePlan(grpc::CallbackServerContext* context,
+                                                     const v1::SimulatePlanRequest* request,
+                                                     v1::SimulatePlanResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto answer = [request, response, reactor, server = server_](const Server::View& view) {
+    absl::StatusOr<planner::PlanningProblem> problem = WhatIfOf(view, *request, response->mutable_recorded());
+    if (!problem.ok()) {
+      reactor->Finish(ToGrpc(problem.status()));
+      return;
+    }
+    server->Simulate(*std::move(problem), [response, reactor](const absl::StatusOr<LayerPlan>& plan) {
+      if (plan.ok()) {
+        ToWire(*plan, response->mutable_simulated());
+        *response->mutable_simulated()->mutable_invocation() = response->recorded().plan().invocation();
+      }
+      reactor->Finish(ToGrpc(plan.status()));
+    });
+  };
+  server_->Ask(answer, [reactor] { reactor->Finish(Stopping()); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context,
+                                              const v1::DrainRequest* request, v1::DrainResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (absl::Status valid = wire::Text("reason", request->reason(), 0, 1024); !valid.ok()) {
+    reactor->Finish(ToGrpc(valid));
+    return reactor;
+  }
+  // Posted first, so that the ranks counted are those that were asked.
+  server_->Post(core::DrainRequested{request->reason()});
+  server_->Ask(
+      [reactor, response](const Server::View& view) {
+        const auto& members = view.core.members();
+        response->set_ranks(static_cast<int32_t>(std::count_if(
+            members.begin(), members.end(),
+            [](const core::Member& member) { return member.state == core::MemberState::kConnected; })));
+        reactor->Finish(grpc::Status::OK);
+      },
+      [reactor] { reactor->Finish(Stopping()); });
   return reactor;
 }
 

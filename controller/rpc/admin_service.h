@@ -34,6 +34,11 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyResponse* response) override;
+  grpc::ServerUnaryReactor* SimulatePlan(grpc::CallbackServerContext* context,
+                                         const v1::SimulatePlanRequest* request,
+                                         v1::SimulatePlanResponse* response) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override;
 
  private:
   Server* const server_;

@@ -89,18 +89,17 @@ CLI::App* AddCommand(CLI::App* parent, const std::string& name, const std::strin
   return app;
 }
 
-// Which one plan `plans show` and `plans explain` are about.
-void AddPlanChoice(CLI::App* app, Options* options) {
+// Which one plan a command is about.
+void AddPlanChoice(CLI::App* app, Options* options, absl::Status (*command)(const Options&, const Console&)) {
   CLI::Option* step = AddInt(app, "--step", &options->step, 0, kMaxStep, "Step of the plan");
   CLI::Option* latest =
       app->add_flag("--latest", options->latest, "The newest plan of the layer, whatever its step");
   latest->excludes(step);
   AddInt(app, "--layer", &options->layer, 0, kMaxLayers - 1, "Layer of the plan")->required();
   AddInt(app, "--micro-batch", &options->micro_batch, 0, kMaxMicroBatches - 1, "Micro-batch of the plan [0]");
-  const auto run = app->get_name() == "show" ? &ShowPlan : &ExplainPlanCommand;
-  app->callback([options, run] {
+  app->callback([options, command] {
     if (!options->step.has_value() && !options->latest) Refuse("--step or --latest is required");
-    options->command = run;
+    options->command = command;
   });
 }
 
@@ -123,9 +122,9 @@ void AddPlanCommands(CLI::App* top, Options* options) {
           },
           "Continue a list that said so")
       ->type_name("TOKEN");
-  AddPlanChoice(plans->add_subcommand("show", "One plan: quotas, instances and rows"), options);
+  AddPlanChoice(plans->add_subcommand("show", "One plan: quotas, instances and rows"), options, &ShowPlan);
   AddPlanChoice(plans->add_subcommand("explain", "Why the plan is as it is, and what was measured of it"),
-                options);
+                options, &ExplainPlanCommand);
   CLI::App* diff =
       AddCommand(plans, "diff", "What changed from one plan to another", options, &DiffPlansCommand);
   diff->add_option_function<std::vector<std::string>>(
@@ -143,14 +142,9 @@ void AddPlanCommands(CLI::App* top, Options* options) {
   AddDuration(watch, "--for", &options->watch_for, "End after this long, e.g. 30s");
 }
 
-void AddPolicyCommands(CLI::App* top, Options* options) {
-  CLI::App* policy = top->add_subcommand("policy", "The policy of the running job: get, set");
-  policy->require_subcommand(1);
-  AddCommand(policy, "get", "All policy settings", options, &ShowPolicy);
-  CLI::App* set = AddCommand(policy, "set", "Change settings, on all ranks at once from an announced step",
-                             options, &ChangePolicy);
-  set->add_option_function<std::vector<std::string>>(
-         "changes",
+void AddChanges(CLI::App* app, const std::string& flag, Options* options, const std::string& doc) {
+  app->add_option_function<std::vector<std::string>>(
+         flag,
          [options](const std::vector<std::string>& texts) {
            for (const std::string& text : texts) {
              CheckText("change", text);
@@ -160,21 +154,76 @@ void AddPolicyCommands(CLI::App* top, Options* options) {
              options->changes.emplace_back(text.substr(0, equals), text.substr(equals + 1));
            }
          },
-         "NAME=VALUE, e.g. retention_floor=0.5 rates=1,0.9,0.8")
-      ->required()
+         doc)
       ->type_name("CHANGE");
 }
 
-// Names kept for commands to come: refused, never half done.
-void AddReservedNames(CLI::App* top) {
-  for (const char* name : {"simulate", "trace", "drain"}) {
-    CLI::App* app = top->add_subcommand(name, "")->group("");
-    app->allow_extras()->fallthrough(false)->immediate_callback();
-    app->callback([name] {
-      Refuse(absl::StrCat("\"", name, "\" is not part of lrmoectl ", Version(),
-                          "; see lrmoectl --help for the commands"));
-    });
-  }
+void AddPolicyCommands(CLI::App* top, Options* options) {
+  CLI::App* policy = top->add_subcommand("policy", "The policy of the running job: get, set");
+  policy->require_subcommand(1);
+  AddCommand(policy, "get", "All policy settings", options, &ShowPolicy);
+  CLI::App* set = AddCommand(policy, "set", "Change settings, on all ranks at once from an announced step",
+                             options, &ChangePolicy);
+  AddChanges(set, "changes", options, "NAME=VALUE, e.g. retention_floor=0.5 rates=1,0.9,0.8");
+  set->get_option("changes")->required();
+}
+
+void AddSimulate(CLI::App* top, Options* options) {
+  CLI::App* simulate =
+      top->add_subcommand("simulate", "What would have been planned with other settings; changes nothing");
+  AddPlanChoice(simulate, options, &SimulatePlanCommand);
+  simulate
+      ->add_option_function<std::string>(
+          "--planner",
+          [options](const std::string& text) {
+            CheckText("--planner", text);
+            options->planner = text;
+          },
+          "Any policy that `lrmoe-sim policies` lists [the recorded plan's]")
+      ->type_name("NAME");
+  AddChanges(simulate, "--set", options, "Policy changes, e.g. --set balance_tolerance=0.05 rates=0.8");
+  AddInt(simulate, "--ranks", &options->ranks, 1, kMaxRanks,
+         "On so many ranks: sources are split or merged evenly [as recorded]");
+  simulate
+      ->add_option_function<std::string>(
+          "--memory-budget",
+          [options](const std::string& text) {
+            const absl::StatusOr<int64_t> bytes = ParseBytes(text);
+            if (!bytes.ok() || *bytes < 0)
+              Refuse(absl::StrCat("--memory-budget is \"", text,
+                                  "\"; allowed: a size like 512MiB, 0: unlimited"));
+            options->memory_budget_bytes = *bytes;
+          },
+          "Of each rank, over all layers; 0: unlimited [the ranks' own]")
+      ->type_name("SIZE");
+  AddInt(simulate, "--replica-slots", &options->replica_slots, 0, kMaxExperts,
+         "Of each rank and layer [the ranks' own]");
+  simulate->add_flag("--no-residents", options->no_residents, "As if no rank held a replica yet");
+}
+
+void AddTraceAndDrain(CLI::App* top, Options* options) {
+  CLI::App* trace = top->add_subcommand("trace", "Recorded routing: export");
+  trace->require_subcommand(1);
+  CLI::App* exported =
+      AddCommand(trace, "export", "Write the counts of the plans still remembered, for lrmoe-sim replay",
+                 options, &ExportTrace);
+  exported->add_option("--file", options->file, "Where to; - is standard output")
+      ->required()
+      ->type_name("FILE");
+  AddInt(exported, "--from-step", &options->filter.from_step, 0, kMaxStep, "First step [0]");
+  AddInt(exported, "--to-step", &options->filter.to_step, 0, kMaxStep, "Last step [the newest]");
+  AddInt(exported, "--layer", &options->filter.layer, 0, kMaxLayers - 1, "Only this layer");
+  CLI::App* drain =
+      AddCommand(top, "drain", "Ask every worker to end its training process", options, &DrainWorkers);
+  drain
+      ->add_option_function<std::string>(
+          "--reason",
+          [options](const std::string& text) {
+            CheckText("--reason", text);
+            options->reason = text;
+          },
+          "Shown in the workers' logs")
+      ->type_name("TEXT");
 }
 
 void Describe(CLI::App* app, Options* options) {
@@ -200,7 +249,8 @@ void Describe(CLI::App* app, Options* options) {
   AddCommand(app, "layers", "One row per layer: retention, imbalance, replicas", options, &ShowLayers);
   AddPlanCommands(app, options);
   AddPolicyCommands(app, options);
-  AddReservedNames(app);
+  AddSimulate(app, options);
+  AddTraceAndDrain(app, options);
 }
 
 int Usage(const Console& console, absl::string_view message) {

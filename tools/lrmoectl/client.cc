@@ -129,6 +129,14 @@ absl::StatusOr<v1::SetPolicyResponse> AdminClient::SetPolicy(const v1::SetPolicy
   return connection_->Call(&v1::Admin::Stub::SetPolicy, request, *this);
 }
 
+absl::StatusOr<v1::SimulatePlanResponse> AdminClient::SimulatePlan(const v1::SimulatePlanRequest& request) {
+  return connection_->Call(&v1::Admin::Stub::SimulatePlan, request, *this);
+}
+
+absl::StatusOr<v1::DrainResponse> AdminClient::Drain(const v1::DrainRequest& request) {
+  return connection_->Call(&v1::Admin::Stub::Drain, request, *this);
+}
+
 absl::Status AdminClient::WatchPlans(const v1::WatchPlansRequest& request,
                                      std::optional<std::chrono::milliseconds> limit,
                                      const std::function<bool(const v1::PlanRecord&)>& on_plan) {

@@ -34,6 +34,8 @@ class AdminClient {
   absl::StatusOr<v1::PlanRecord> GetPlan(const v1::GetPlanRequest& request);
   absl::StatusOr<v1::PolicySettings> GetPolicy();
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
+  absl::StatusOr<v1::SimulatePlanResponse> SimulatePlan(const v1::SimulatePlanRequest& request);
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request);
 
   // Calls `on_plan` for each plan as it is made until it returns false, `limit` has passed (both end with
   // OK), or the stream breaks.

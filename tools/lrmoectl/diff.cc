@@ -83,7 +83,7 @@ Json DiffJson(const LayerPlan& before, const LayerPlan& after) {
           {"policy", Both(before.policy, after.policy)},
           {"feasible", Both(before.feasible, after.feasible)},
           {"retention_rate", Both(before.retention_rate, after.retention_rate)},
-          {"routed_rows", Both(Sum(OwnedRows(before)), Sum(OwnedRows(after)))},
+          {"routed_rows", Both(Sum(SourceRows(before)), Sum(SourceRows(after)))},
           {"kept_rows", Both(Sum(before.quota), Sum(after.quota))},
           {"imbalance", Both(ToJson(before.imbalance), ToJson(after.imbalance))},
           {"predicted_us", Both(ToJson(before.predicted_us), ToJson(after.predicted_us))},
@@ -102,7 +102,7 @@ std::string SummaryTable(const LayerPlan& before, const LayerPlan& after, bool c
   table.AddRow({"policy", before.policy, after.policy});
   table.AddRow({"feasible", before.feasible ? "yes" : "no", after.feasible ? "yes" : "no"});
   table.AddRow({"retention", HumanPercent(before.retention_rate), HumanPercent(after.retention_rate)});
-  table.AddRow({"routed rows", HumanCount(Sum(OwnedRows(before))), HumanCount(Sum(OwnedRows(after)))});
+  table.AddRow({"routed rows", HumanCount(Sum(SourceRows(before))), HumanCount(Sum(SourceRows(after)))});
   table.AddRow({"kept rows", HumanCount(Sum(before.quota)), HumanCount(Sum(after.quota))});
   table.AddRow({"imbalance before", Fixed(before.imbalance.before, 2), Fixed(after.imbalance.before, 2)});
   table.AddRow({"imbalance forward", Fixed(before.imbalance.forward, 2), Fixed(after.imbalance.forward, 2)});

@@ -36,35 +36,6 @@ Json ToJson(const Invocation& invocation) {
   return {{"step", invocation.step}, {"layer", invocation.layer}, {"micro_batch", invocation.micro_batch}};
 }
 
-Json ToJson(const ImbalanceSummary& imbalance) {
-  return {{"before", imbalance.before}, {"forward", imbalance.forward}, {"backward", imbalance.backward}};
-}
-
-Json ToJson(const MemoryBytes& bytes) {
-  return {{"experts", bytes.experts},
-          {"replicas", bytes.replicas},
-          {"tokens", bytes.tokens},
-          {"staging", bytes.staging},
-          {"total", bytes.total()}};
-}
-
-Json ToJson(const PredictedTime& time) {
-  return {{"weights", time.weights},
-          {"dispatch", time.dispatch},
-          {"compute", time.compute},
-          {"return", time.return_},
-          {"gradients", time.gradients}};
-}
-
-Json ToJson(const RejectedCandidate& rejected) {
-  return {{"retention_rate", rejected.retention_rate},
-          {"constraint", rejected.constraint},
-          {"where", rejected.where},
-          {"needed", rejected.needed},
-          {"available", rejected.available},
-          {"unit", rejected.unit}};
-}
-
 Json ToJson(const RankReport& rank) {
   const InvocationReport& report = rank.report;
   return {{"rank", rank.rank},

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "common/plan.h"
+#include "common/plan_json.h"
 #include "lrmoe/v1/admin.pb.h"
 #include "tools/lrmoectl/plan_record.h"
 
@@ -16,11 +16,8 @@ using Json = nlohmann::ordered_json;  // fields in the order they were written
 std::string Dump(const Json& json);
 std::string DumpLine(const Json& json);  // on one line
 
+using lrmoe::ToJson;                        // of a plan's parts
 Json ToJson(const Invocation& invocation);  // {step, layer, micro_batch}
-Json ToJson(const ImbalanceSummary& imbalance);
-Json ToJson(const MemoryBytes& bytes);
-Json ToJson(const PredictedTime& time);
-Json ToJson(const RejectedCandidate& rejected);
 Json ToJson(const RankReport& report);
 // One entry of `plans list`, one line of `plans watch`.
 Json PlanSummaryJson(const v1::PlanRecord& record);

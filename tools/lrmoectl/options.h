@@ -37,7 +37,14 @@ struct Options {
   std::vector<Invocation> diff;  // two
   int64_t watch_count = 0;       // 0: no limit
   std::optional<std::chrono::milliseconds> watch_for;
-  std::vector<std::pair<std::string, std::string>> changes;  // policy set
+  std::vector<std::pair<std::string, std::string>> changes;  // policy set, simulate
+  std::string planner;                                       // simulate; empty: the recorded one
+  int64_t ranks = 0;                                         // simulate; 0: as recorded
+  std::optional<int64_t> memory_budget_bytes;                // simulate, per rank over all layers
+  std::optional<int64_t> replica_slots;                      // simulate
+  bool no_residents = false;                                 // simulate
+  std::string file;                                          // trace export
+  std::string reason;                                        // drain
 
   // The command that was given.
   absl::Status (*command)(const Options& options, const Console& console) = nullptr;
@@ -54,5 +61,8 @@ absl::Status DiffPlansCommand(const Options& options, const Console& console);
 absl::Status WatchPlans(const Options& options, const Console& console);
 absl::Status ShowPolicy(const Options& options, const Console& console);
 absl::Status ChangePolicy(const Options& options, const Console& console);
+absl::Status SimulatePlanCommand(const Options& options, const Console& console);
+absl::Status ExportTrace(const Options& options, const Console& console);
+absl::Status DrainWorkers(const Options& options, const Console& console);
 
 }  // namespace lrmoe::ctl

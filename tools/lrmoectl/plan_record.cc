@@ -69,7 +69,7 @@ double TotalMicros(const PredictedTime& time) {
 }
 
 double AchievedRetention(const LayerPlan& plan) {
-  const int64_t routed = Sum(OwnedRows(plan));
+  const int64_t routed = Sum(SourceRows(plan));
   return routed == 0 ? 1.0 : static_cast<double>(Sum(plan.quota)) / static_cast<double>(routed);
 }
 

@@ -104,7 +104,7 @@ std::string RenderPlan(const PlanRecord& record, View view) {
            {"planned", absl::StrCat(TimeText(record.planned_at_ms), " in ", HumanMicros(plan.plan_us))},
            {"feasible", plan.feasible ? "yes" : "no: the best that was possible"},
            {"retention", absl::StrCat(HumanPercent(plan.retention_rate), ": ", HumanCount(Sum(plan.quota)),
-                                      " of ", HumanCount(Sum(OwnedRows(plan))), " rows kept")},
+                                      " of ", HumanCount(Sum(SourceRows(plan))), " rows kept")},
            {"imbalance",
             absl::StrCat(Fixed(plan.imbalance.before, 2), " before, ", Fixed(plan.imbalance.forward, 2),
                          " forward, ", Fixed(plan.imbalance.backward, 2), " backward")},

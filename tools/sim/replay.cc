@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/regroup.h"
 #include "common/status_macros.h"
 #include "controller/planner/planner.h"
 #include "tools/sim/trace_source.h"

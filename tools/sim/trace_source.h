@@ -13,11 +13,6 @@
 
 namespace lrmoe::sim {
 
-// Counts of `num_ranks` sources. The old sources lie end to end and are cut into `num_ranks` equal shares:
-// they are split or merged, evenly; what does not divide is dealt out so that no share is favoured. Every
-// expert keeps its total.
-RoutedCounts RegroupSources(const RoutedCounts& counts, int32_t num_ranks);
-
 // Counts of consecutive lines of one invocation, sources ascending from 0.
 class TokenCounts {
  public:

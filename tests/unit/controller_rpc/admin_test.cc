@@ -153,6 +153,83 @@ TEST_CASE("a policy change is announced to every worker and holds from the step 
         grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_CASE("what-ifs plan recorded counts anew and change nothing") {
+  InProcessController controller;
+  const auto admin = v1::Admin::NewStub(Connect(controller.listener->address()));
+  auto streams = JoinAll(controller.listener->address(), 2);
+  for (int64_t step = 0; step < 3; ++step) RunInvocation(streams, step, 0);
+  v1::SimulatePlanRequest request;
+  request.mutable_recorded()->mutable_invocation()->set_step(1);
+  v1::SimulatePlanResponse same = Call(*admin, &v1::Admin::Stub::SimulatePlan, request);
+  CHECK(same.recorded().plan().invocation().step() == 1);
+  same.mutable_simulated()->set_plan_us(same.recorded().plan().plan_us());
+  CHECK(same.simulated().SerializeAsString() == same.recorded().plan().SerializeAsString());
+
+  request.set_planner("fixed");
+  request.set_ranks(4);
+  v1::PolicySettings::Field* field = request.mutable_policy()->add_fields();
+  field->set_name("rates");
+  field->set_value("0.5");
+  const auto other = SimulatedFromWire(Call(*admin, &v1::Admin::Stub::SimulatePlan, request).simulated());
+  REQUIRE(other.ok());
+  CHECK(other->policy == "fixed");
+  CHECK(other->retention_rate == 0.5);
+  CHECK(other->ranks.size() == 4);
+  int64_t rows = 0;
+  for (const RankPlan& rank : other->ranks) rows += rank.forward_rows;
+  CHECK(rows == 72);
+  // Every policy of the simulator can be asked, the next plan is made by the one in force.
+  field->set_value("1");
+  request.set_planner("ideal");
+  CHECK(Call(*admin, &v1::Admin::Stub::SimulatePlan, request).simulated().policy() == "ideal");
+  RunInvocation(streams, 3, 0);
+  v1::GetPlanRequest latest;
+  latest.set_latest(true);
+  CHECK(Call(*admin, &v1::Admin::Stub::GetPlan, latest).plan().policy() == "lrmoe");
+  CHECK(Call(*admin, &v1::Admin::Stub::GetStatus).plans_made() == 4);
+}
+
+TEST_CASE("what-ifs refuse what cannot be planned") {
+  InProcessController controller;
+  const auto admin = v1::Admin::NewStub(Connect(controller.listener->address()));
+  auto streams = JoinAll(controller.listener->address(), 2);
+  v1::SimulatePlanRequest request;
+  CHECK(CallFails(*admin, &v1::Admin::Stub::SimulatePlan, request).error_code() ==
+        grpc::StatusCode::NOT_FOUND);
+  RunInvocation(streams, 0, 0);
+  const auto error = [&] {
+    return CallFails(*admin, &v1::Admin::Stub::SimulatePlan, request).error_message();
+  };
+  request.set_ranks(1025);
+  CHECK(error() == "ranks is 1025; allowed: 0..1024");
+  request.set_ranks(0);
+  request.set_planner("magic");
+  CHECK_THAT(error(), Contains("planner is \"magic\"; allowed: lrmoe, "));
+  request.set_planner("lrmoe");
+  request.set_has_memory_budget_bytes(true);
+  request.set_memory_budget_bytes(1);
+  CHECK_THAT(error(), Contains("no candidate retention rate fits"));
+  request.set_memory_budget_bytes(-1);
+  CHECK_THAT(error(), Contains("memory_budget_bytes is -1"));
+  request.set_has_memory_budget_bytes(false);
+  v1::PolicySettings::Field* field = request.mutable_policy()->add_fields();
+  field->set_name("planner");
+  field->set_value("fixed");
+  CHECK_THAT(error(), Contains("policy names \"planner\""));
+}
+
+TEST_CASE("draining asks every worker to leave") {
+  InProcessController controller;
+  const auto admin = v1::Admin::NewStub(Connect(controller.listener->address()));
+  auto streams = JoinAll(controller.listener->address(), 2);
+  v1::DrainRequest request;
+  request.set_reason("maintenance");
+  CHECK(Call(*admin, &v1::Admin::Stub::Drain, request).ranks() == 2);
+  for (auto& stream : streams) CHECK(stream->Expect<Drain>().reason == "maintenance");
+  request.set_reason(std::string(1025, 'x'));
+  CHECK_THAT(CallFails(*admin, &v1::Admin::Stub::Drain, request).error_message(), Contains("reason"));
+}
+
 TEST_CASE("watchers see every plan of their layer; too many are refused") {
   ServerOptions options;
   options.max_watchers = 1;

@@ -240,4 +240,27 @@ grpc::Status FakeAdmin::SetPolicy(Context*, const v1::SetPolicyRequest* request,
   return grpc::Status::OK;
 }
 
+grpc::Status FakeAdmin::SimulatePlan(Context* context, const v1::SimulatePlanRequest* request,
+                                     v1::SimulatePlanResponse* response) {
+  simulated_ = *request;
+  const grpc::Status found = GetPlan(context, &request->recorded(), response->mutable_recorded());
+  if (!found.ok()) return found;
+  // Symi moves owners: expert 0 is no longer where its owner is.
+  LayerPlan plan = SamplePlan({1, 0, 0});
+  plan.policy = request->planner().empty() ? "lrmoe" : request->planner();
+  plan.instances.erase(plan.instances.begin());
+  plan.instances[0] = {0, 1, false, true, 100, 70, {60, 40}};
+  plan.ranks[0] = {20, 20, plan.ranks[0].memory_bytes};
+  plan.ranks[1] = {180, lies_ ? 139 : 140, plan.ranks[1].memory_bytes};
+  plan.imbalance = {1.2, 1.8, 1.75};
+  ToWire(plan, response->mutable_simulated());
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeAdmin::Drain(Context*, const v1::DrainRequest* request, v1::DrainResponse* response) {
+  drained_ = request->reason();
+  response->set_ranks(2);
+  return grpc::Status::OK;
+}
+
 }  // namespace lrmoe::ctl

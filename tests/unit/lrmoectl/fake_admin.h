@@ -32,6 +32,9 @@ class FakeAdmin final : public v1::Admin::Service {
   void set_silent(bool silent) { silent_ = silent; }
   // GetPlan answers a plan that contradicts itself.
   void set_lies(bool lies) { lies_ = lies; }
+  // The last request of each.
+  v1::SimulatePlanRequest simulated() const { return simulated_; }
+  std::string drained() const { return drained_; }
   int num_list_calls() const { return num_list_calls_; }
 
  private:
@@ -45,7 +48,11 @@ class FakeAdmin final : public v1::Admin::Service {
                           grpc::ServerWriter<v1::PlanRecord>*) override;
   grpc::Status GetPolicy(Context*, const v1::GetPolicyRequest*, v1::PolicySettings*) override;
   grpc::Status SetPolicy(Context*, const v1::SetPolicyRequest*, v1::SetPolicyResponse*) override;
+  grpc::Status SimulatePlan(Context*, const v1::SimulatePlanRequest*, v1::SimulatePlanResponse*) override;
+  grpc::Status Drain(Context*, const v1::DrainRequest*, v1::DrainResponse*) override;
 
+  v1::SimulatePlanRequest simulated_;  // written before, read after a call
+  std::string drained_;
   Policy policy_;
   std::atomic<Pages> pages_ = Pages::kHonest;
   std::atomic<bool> ends_stream_ = false, silent_ = false, lies_ = false;

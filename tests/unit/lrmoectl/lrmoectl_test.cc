@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "common/trace.h"
 #include "common/version.h"
 #include "tests/unit/lrmoectl/fake_admin.h"
 #include "tools/lrmoectl/cli.h"
@@ -61,7 +62,8 @@ TEST_CASE("every view, as table and as JSON", "[lrmoectl]") {
            {"plans_explain_latest", "plans explain --latest --layer 0"},
            {"plans_diff", "plans diff 1:0 3:0:0"},
            {"plans_watch", "plans watch --count 4"},
-           {"policy_get", "policy get"}}) {
+           {"policy_get", "policy get"},
+           {"simulate", "simulate --step 1 --layer 0 --planner symi --set rates=0.5 --ranks 2"}}) {
     CAPTURE(name);
     const Outcome table = RunWith(admin.address(), command);
     CHECK(table.err.empty());
@@ -218,15 +220,88 @@ TEST_CASE("usage errors end with 2 and touch no controller", "[lrmoectl]") {
            {"policy set \xff\xfe=1", "change is \"\\xff\\xfe=1\"; allowed: printable ASCII"},
            {"plans list --page-token \x1b[2J", "printable ASCII"},
            {"policy set =1", "change is \"=1\"; allowed: NAME=VALUE"},
-           {"drain", "\"drain\" is not part of lrmoectl"},
-           {"simulate --ranks 4", "\"simulate\" is not part of lrmoectl"},
-           {"trace export --out x", "\"trace\" is not part of lrmoectl"}}) {
+           {"drain --reason \x1b[2J", "printable ASCII"},
+           {"simulate --layer 0", "--step or --latest is required"},
+           {"simulate --latest --layer 0 --ranks 1025", "--ranks is \"1025\"; allowed: an integer, 1..1024"},
+           {"simulate --latest --layer 0 --set rates", "change is \"rates\"; allowed: NAME=VALUE"},
+           {"simulate --latest --layer 0 --memory-budget -1", "--memory-budget is \"-1\"; allowed: a size"},
+           {"simulate --latest --layer 0 --replica-slots 4097", "--replica-slots is \"4097\""},
+           {"trace export", "--file is required"}}) {
     CAPTURE(command);
     const Outcome outcome = RunWith("", command);
     CHECK(outcome.status == 2);
     CHECK(outcome.out.empty());
     CHECK_THAT(outcome.err, Catch::StartsWith("lrmoectl: ") && Catch::Contains(part));
   }
+}
+
+TEST_CASE("simulate passes on what was asked and nothing else", "[lrmoectl]") {
+  FakeAdmin admin;
+  REQUIRE(RunWith(admin.address(), "simulate --latest --layer 0").status == 0);
+  v1::SimulatePlanRequest asked = admin.simulated();
+  CHECK(asked.recorded().latest());
+  CHECK(asked.planner().empty());
+  CHECK(asked.policy().fields().empty());
+  CHECK(asked.ranks() == 0);
+  CHECK_FALSE(asked.has_memory_budget_bytes());
+  CHECK_FALSE(asked.has_replica_slots());
+  CHECK_FALSE(asked.no_residents());
+  REQUIRE(RunWith(admin.address(),
+                  "simulate --step 1 --layer 0 --planner eplb --set rates=0.5 seed=3 --ranks 4 "
+                  "--memory-budget 2MiB --replica-slots 0 --no-residents")
+              .status == 0);
+  asked = admin.simulated();
+  CHECK(asked.recorded().invocation().step() == 1);
+  CHECK(asked.planner() == "eplb");
+  REQUIRE(asked.policy().fields_size() == 2);
+  CHECK(asked.policy().fields(1).name() == "seed");
+  CHECK(asked.ranks() == 4);
+  CHECK(asked.has_memory_budget_bytes());
+  CHECK(asked.memory_budget_bytes() == 2 << 20);
+  CHECK(asked.has_replica_slots());
+  CHECK(asked.no_residents());
+}
+
+TEST_CASE("a simulated plan that contradicts itself is refused", "[lrmoectl]") {
+  FakeAdmin admin;
+  admin.set_lies(true);
+  const Outcome outcome = RunWith(admin.address(), "simulate --step 1 --layer 0");
+  CHECK(outcome.status == 1);
+  CHECK_THAT(outcome.err, Catch::Contains("sent a plan that is not one"));
+}
+
+TEST_CASE("an exported trace reads back as what was routed", "[lrmoectl]") {
+  FakeAdmin admin;
+  const Outcome outcome = RunWith(admin.address(), "trace export --file - --layer 0");
+  CHECK(outcome.status == 0);
+  CHECK(outcome.err == "exported 3 invocations\n");
+  std::istringstream text(outcome.out);
+  absl::StatusOr<TraceReader> reader = TraceReader::Open(text);
+  REQUIRE(reader.ok());
+  CHECK(reader->header().num_experts == 4);
+  CHECK(reader->header().num_source_ranks == 2);
+  TraceRecord record;
+  for (int64_t step = 1; step <= 3; ++step) {
+    const absl::StatusOr<bool> more = reader->Next(record);
+    REQUIRE((more.ok() && *more));
+    CHECK(record.invocation == Invocation{step, 0, 0});
+    CHECK(record.counts.at(0, 0) == 60);
+    CHECK(record.counts.at(1, 0) == 40);
+    CHECK(record.counts.at(1, 3) == 20);
+  }
+  CHECK_FALSE(*reader->Next(record));
+  CHECK_THAT(RunWith(admin.address(), "trace export --file - --from-step 9").err,
+             Catch::Contains("remembers no plan"));
+  CHECK_THAT(RunWith(admin.address(), "trace export --file /nowhere/trace").err,
+             Catch::Contains("cannot open /nowhere/trace"));
+  CHECK(RunWith(admin.address(), "trace export --file -").err == "exported 3 invocations; 1 had no plan\n");
+}
+
+TEST_CASE("drain says how many ranks were asked", "[lrmoectl]") {
+  FakeAdmin admin;
+  CHECK(RunWith(admin.address(), "drain --reason maintenance").out == "asked 2 ranks to leave\n");
+  CHECK(admin.drained() == "maintenance");
+  CHECK(RunWith(admin.address(), "drain --output json").out == "{\n  \"ranks\": 2\n}\n");
 }
 
 TEST_CASE("addresses", "[lrmoectl]") {
@@ -242,13 +317,12 @@ TEST_CASE("help lists what works and nothing else", "[lrmoectl]") {
   CHECK(RunWith("", "--version").out == absl::StrCat("lrmoectl ", Version(), "\n"));
   const Outcome help = RunWith("", "--help");
   CHECK(help.status == 0);
-  for (const char* command :
-       {"status", "workers", "layers", "plans", "policy", "--controller", "--output", "--timeout"})
+  for (const char* command : {"status", "workers", "layers", "plans", "policy", "simulate", "trace", "drain",
+                              "--controller", "--output", "--timeout"})
     CHECK_THAT(help.out, Catch::Contains(command));
-  for (const char* absent : {"simulate", "trace", "drain"}) CHECK_THAT(help.out, !Catch::Contains(absent));
   for (const char* command :
        {"status", "workers", "layers", "plans", "plans list", "plans show", "plans explain", "plans diff",
-        "plans watch", "policy", "policy get", "policy set"}) {
+        "plans watch", "policy", "policy get", "policy set", "simulate", "trace", "trace export", "drain"}) {
     const Outcome outcome = RunWith("", absl::StrCat(command, " --help"));
     CHECK(outcome.status == 0);
     CHECK_THAT(outcome.out, Catch::Contains(absl::StrCat("Usage: lrmoectl ", command)));

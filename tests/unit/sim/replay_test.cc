@@ -1,4 +1,5 @@
 #include "tools/sim/replay.h"
+#include "common/regroup.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -8,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/random.h"
+#include "common/regroup.h"
 #include "common/synthetic_routing.h"
 #include "controller/planner/planner.h"
 #include "tests/unit/sim/temporary_file.h"
