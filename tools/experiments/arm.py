@@ -109,15 +109,27 @@ def probe(options, model, batches):
     torch.save(gradients, os.path.join(options.out, "gradients.pt"))
 
 
+def count_experts(layers, num_experts):
+    """{layer: routed pairs by expert of its last forward}, kept up to date by hooks."""
+    counts = {}
+
+    def hook(layer, inputs):
+        counts[layer.layer] = torch.bincount(inputs[1].flatten(), minlength=num_experts).tolist()
+    for layer in layers:
+        layer.register_forward_pre_hook(hook)
+    return counts
+
+
 def train(options, worker, model, batches):
     small = options.regime == "tune"
     layers = model.moe_layers()
+    counts = count_experts(layers, options.num_experts) if options.regime == "timed" else None
     dense = DenseGradients(model.parameters())
     settings = dict(lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer = lrmoe.JointOptimizer(torch.optim.AdamW(dense.parameters, **settings), lrmoe.AdamW(worker, **settings),
                                      max_norm=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(options.steps))
-    result = {"loss": [], "moe_cpu_ms": [], "kept": 0, "routed": 0, "kept_score": 0.0, "total_score": 0.0}
+    result = {"loss": [], "moe_cpu_ms": [], "kept": 0, "routed": 0, "kept_score": 0.0, "total_score": 0.0, "counts": []}
     for step in range(options.steps):
         loss = model(*batches.training(step, small))
         optimizer.zero_grad()
@@ -125,6 +137,8 @@ def train(options, worker, model, batches):
         result["loss"].append(dense.average(loss))
         optimizer.step()
         schedule.step()
+        if counts is not None:
+            result["counts"].append([counts[layer.layer] for layer in layers])
         plans = [record_of(layer.last_plan) for layer in layers]
         result["moe_cpu_ms"].append([[plan["forward_ms"]["cpu"], plan["backward_ms"]["cpu"]] for plan in plans])
         for plan in plans:

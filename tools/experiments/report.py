@@ -4,6 +4,7 @@ import json
 import math
 import os
 import statistics
+import subprocess
 
 import torch
 
@@ -11,6 +12,7 @@ from runs import SELECTIONS, arm_name
 
 LAST = 0.1  # part of the steps that "last steps" means
 SMOOTH = 10  # steps
+MODELLED = ("symi", "ultraep")
 TARGET_POSITIONS = (0.5, 0.9)  # loss targets of time_to_loss: this far from the first to the last loss of the worse arm
 
 
@@ -115,33 +117,58 @@ def smoothed(values):
 
 
 def moe_ms(results, name):
-    """Cumulative processor time of the MoE layers on the critical rank, by step: the sum over layers and phases of the
-    slowest rank's."""
+    """Cumulative processor time of the MoE layers on the critical rank by step, (forward, backward): the sum over layers of
+    the slowest rank's."""
     ranks = [results.of(name, rank)["moe_cpu_ms"] for rank in (0, 1)]
-    total, cumulative = 0.0, []
+    totals, cumulative = [0.0, 0.0], []
     for step in range(len(ranks[0])):
-        total += sum(max(rank[step][layer][phase] for rank in ranks)
-                     for layer in range(len(ranks[0][step])) for phase in (0, 1))
-        cumulative.append(total)
+        for phase in (0, 1):
+            totals[phase] += sum(max(rank[step][layer][phase] for rank in ranks) for layer in range(len(ranks[0][step])))
+        cumulative.append(tuple(totals))
     return cumulative
 
 
-def time_to_loss(results):
-    """Table 1: cumulative critical-rank processor time of the MoE layers until fixed losses, both arms from fresh weights."""
+def modelled(results, seed, bin_dir):
+    """{policy: (forward, backward) time over that of fixed ownership} of policies that the workers do not execute but that
+    change no result: their imbalance over fixed ownership's, on the routing of the fixed arm, by lrmoe-sim."""
+    ranks = [results.of(f"timed-{seed}-fixed", rank)["counts"] for rank in (0, 1)]
+    path = os.path.join(results.folder, "runs", f"timed-{seed}-fixed", "routing.jsonl")
+    with open(path, "w") as file:
+        header = {"format": "routing-counts", "version": 1, "model": "tools/experiments", "num_experts": len(ranks[0][0][0]),
+                  "top_k": 4, "num_source_ranks": 2, "num_layers": len(ranks[0][0])}
+        print(json.dumps(header), file=file)
+        for step, layers in enumerate(zip(*ranks)):
+            for layer, counts in enumerate(zip(*layers)):
+                print(json.dumps({"step": step, "layer": layer, "counts": counts}), file=file)
+    done = subprocess.run([os.path.join(bin_dir, "lrmoe-sim"), "replay", "--trace", path, "--policies",
+                           ",".join(("fixed", *MODELLED)), "--ranks", "2", "--replica-slots", "2", "--output", "json"],
+                          capture_output=True, text=True, check=True)
+    imbalance = {entry["policy"]: [entry[f"imbalance_{phase}"]["mean"] for phase in ("forward", "backward")]
+                 for entry in json.loads(done.stdout)["policies"]}
+    return {policy: [a / b for a, b in zip(imbalance[policy], imbalance["fixed"])] for policy in MODELLED}
+
+
+def time_to_loss(results, bin_dir):
+    """Table 1: cumulative critical-rank processor time of the MoE layers until fixed losses, from fresh weights. `fixed` and
+    `lrmoe` are measured, the others modelled from the fixed arm."""
     rows = []
     for seed in results.sizes.seeds:
         curves = {planner: smoothed(results.of(f"timed-{seed}-{planner}")["loss"]) for planner in ("fixed", "lrmoe")}
         worse_end = max(min(curve) for curve in curves.values())
         first = min(curve[0] for curve in curves.values())
+        ratios = modelled(results, seed, bin_dir)
         for position in TARGET_POSITIONS:
             target = first + position * (worse_end - first)
             entry = {"seed": seed, "target": target}
             for planner, curve in curves.items():
                 step = next(i for i, loss in enumerate(curve) if loss <= target + 1e-12)
                 result = results.of(f"timed-{seed}-{planner}")
-                entry[planner] = {"step": step + 1, "moe_cpu_ms": moe_ms(results, f"timed-{seed}-{planner}")[step],
-                                  "rows_kept": result["kept"] / result["routed"]}
-            entry["ratio"] = entry["lrmoe"]["moe_cpu_ms"] / entry["fixed"]["moe_cpu_ms"]
+                times = moe_ms(results, f"timed-{seed}-{planner}")[step]
+                entry[planner] = {"step": step + 1, "moe_cpu_ms": sum(times), "rows_kept": result["kept"] / result["routed"]}
+                if planner == "fixed":
+                    for policy, ratio in ratios.items():
+                        entry[policy] = {"step": step + 1, "moe_cpu_ms": sum(t * r for t, r in zip(times, ratio)),
+                                         "modelled": True}
             rows.append(entry)
     return rows
 
@@ -171,17 +198,18 @@ def tables(summary):
                          f"{text(row['experts_angle_32'], 3):>16} {row['experts_length_32']['mean']:>9.3f}  "
                          f"{text(row['dense_angle_1'], 3):>16} {text(row['dense_angle_32'], 3):>16}")
     if "time_to_loss" in summary:
-        lines += ["", "time to loss: processor time of the MoE layers on the critical rank, two ranks",
-                  f"{'seed':>5}  {'loss':>7}  {'fixed':>18}  {'lrmoe':>18}  {'ratio':>6}  {'rows kept':>9}"]
+        lines += ["", "time to loss: processor time of the MoE layers on the critical rank, two ranks (* modelled from fixed)",
+                  f"{'seed':>5}  {'loss':>7}" + "".join(f"  {name:>18}" for name in ("fixed", "symi *", "ultraep *", "lrmoe"))
+                  + f"  {'rows kept':>9}"]
         for row in summary["time_to_loss"]:
-            arms = [f"{row[p]['moe_cpu_ms'] / 1000:.2f} s, {row[p]['step']} steps" for p in ("fixed", "lrmoe")]
-            lines.append(f"{row['seed']:>5}  {row['target']:>7.3f}  {arms[0]:>18}  {arms[1]:>18}  {row['ratio']:>6.3f}  "
-                         f"{row['lrmoe']['rows_kept']:>9.3f}")
+            arms = [f"{row[p]['moe_cpu_ms'] / 1000:.2f} s, {row[p]['step']} steps" for p in ("fixed", *MODELLED, "lrmoe")]
+            lines.append(f"{row['seed']:>5}  {row['target']:>7.3f}" + "".join(f"  {arm:>18}" for arm in arms)
+                         + f"  {row['lrmoe']['rows_kept']:>9.3f}")
     return "\n".join(lines)
 
 
-def write(folder, runs, sizes, only):
-    """Writes summary.json and the plots; returns the tables."""
+def write(folder, runs, sizes, only, bin_dir):
+    """Writes summary.json and the plots; returns the tables. bin_dir: the built programs."""
     import plots
     results = Results(folder, sizes)
     summary = {"sizes": sizes._asdict(), "runs": [run._asdict() for run in runs], "cores": os.cpu_count()}
@@ -190,7 +218,7 @@ def write(folder, runs, sizes, only):
     if "criteria" in only:
         summary["criteria"], summary["probes"] = criteria(results), probes(results)
     if "time_to_loss" in only:
-        summary["time_to_loss"] = time_to_loss(results)
+        summary["time_to_loss"] = time_to_loss(results, bin_dir)
     path = os.path.join(folder, "summary.json")
     with open(path, "w") as file:
         json.dump(summary, file, indent=1)

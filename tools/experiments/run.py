@@ -190,7 +190,7 @@ def main():
         print(f"experiments: {error}", file=sys.stderr)
         return 1
     import report
-    print(report.write(experiments.out, runs, experiments.sizes, options.only))
+    print(report.write(experiments.out, runs, experiments.sizes, options.only, experiments.bin_dir))
     return 0
 
 

@@ -77,7 +77,9 @@ def attach(model, worker, *, dtype=None):
       auxiliary losses and everything else stay as they are; gradient checkpointing, generate() and torch.compile work.
     worker: from lrmoe.connect(). dtype: compute type of the experts, bfloat16 or float32; default: their weights'.
 
-    The experts' parameters leave model.parameters(): lrmoe.AdamW trains them. Their memory is freed.
+    The experts' parameters leave model.parameters(): lrmoe.AdamW trains them. Their memory is freed. Refused: experts that
+    are quantised, LoRA-wrapped, sharded by FSDP, ZeRO-3 or tensor parallelism, or of different shapes in different layers.
+    The workers keep their AdamW moments for the session: a model attached after detach() starts with the last one's.
 
     Returns the MoELayers in the order of the model. Raises lrmoe.UnsupportedModel, naming the differences, with the
     model unchanged when the experts are not plain SwiGLU experts, lrmoe.Error when a worker refuses them."""
