@@ -26,6 +26,7 @@ def jobs(ranks):
             yield f"parity-{family}-{count}", "checks_parity.py", count, {"CHECK_FAMILY": family}
         if importlib.util.find_spec("megatron"):
             yield f"megatron-{count}", "checks_megatron.py", count, {}
+    yield "bf16", "checks_bf16.py", 2, {}
     yield "own-model", OWN_MODEL, 2, {}
     # In this order: the second resumes what the first saved.
     for phase in ("through", "resumed"):

@@ -12,7 +12,8 @@ class ExpertExchange:
 
     def __init__(self, worker):
         self._rank, world_size = worker.rank, worker.world_size
-        if world_size == 1:
+        self._alone = world_size == 1
+        if self._alone:
             self._owner = dict.fromkeys(worker.owned_experts, 0)
             return
         if not (dist.is_available() and dist.is_initialized()):
@@ -35,7 +36,6 @@ class ExpertExchange:
                 parts = layer._export_one(expert)
             else:
                 parts = tuple(torch.empty(shape) for shape in layer._expert_shapes())
-            if len(set(self._owner.values())) > 1 or owner != self._rank:
-                for part in parts:
-                    dist.broadcast(part, owner, group=self._group)
+            for part in () if self._alone else parts:
+                dist.broadcast(part, owner, group=self._group)
             yield (expert, *parts)
