@@ -24,8 +24,10 @@ def _curves(folder, name, title, results, names_of, log=False):
     return _save(figure, folder, name)
 
 
-def _bars(folder, name, title, label, rows, value):
-    """Groups of one bar per criterion. rows: [(group, selection, entry)]."""
+def _bars(folder, name, labels, rows, value, linear_below=None):
+    """Groups of one bar per criterion. labels: (title, unit); rows: [(group, selection, entry)]; linear_below: logarithmic
+    above this."""
+    title, label = labels
     groups = list(dict.fromkeys(group for group, _, _ in rows))
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for index, selection in enumerate(SELECTIONS):
@@ -35,6 +37,8 @@ def _bars(folder, name, title, label, rows, value):
     axes.set_xticks(range(len(groups)))
     axes.set_xticklabels(groups)
     axes.set(title=title, ylabel=label)
+    if linear_below is not None:
+        axes.set_yscale("symlog", linthresh=linear_below)
     axes.grid(alpha=0.3, axis="y")
     axes.legend()
     return _save(figure, folder, name)
@@ -56,12 +60,13 @@ def plot_all(folder, results, summary):
             arm_name(r): lambda seed, r=r: f"tune-{seed}-{arm_name(r)}" for r in results.sizes.retentions}, log=True))
     if "criteria" in summary:
         rows = [(f"{row['regime']}, {row['retention']}", row["selection"], row) for row in summary["criteria"]]
-        paths.append(_bars(folder, "criteria.png", "Mean perplexity above C0's", "perplexity", rows,
-                           lambda row: row["delta_perplexity"]))
+        paths.append(_bars(folder, "criteria.png", ("Mean perplexity above C0's", "perplexity"), rows,
+                           lambda row: row["delta_perplexity"], linear_below=0.01))
         rows = [(row["state"], row["selection"], row) for row in summary["probes"]]
         for batches in (1, 32):
-            paths.append(_bars(folder, f"gradients_{batches}.png", f"Direction of the experts' gradient, {batches} batches",
-                               "sine of the angle to the whole one", rows, lambda row, key=f"experts_angle_{batches}": row[key]))
+            paths.append(_bars(folder, f"gradients_{batches}.png",
+                               (f"Direction of the experts' gradient, {batches} batches", "sine of the angle to the whole one"),
+                               rows, lambda row, key=f"experts_angle_{batches}": row[key]))
     if "time_to_loss" in summary:
         paths.append(_curves(folder, "time_to_loss.png", "Training loss, two ranks", results, {
             planner: lambda seed, planner=planner: f"timed-{seed}-{planner}" for planner in ("fixed", "lrmoe")}))
