@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "deploy", "quickstart"))
 from job import Job, JobFailed  # noqa: E402
 
 OWN_MODEL = os.path.join(HERE, "..", "..", "tools", "python", "examples", "own_model.py")
+CHECKPOINTS = os.path.join(HERE, "..", "python", "distributed", "checks_training.py")
 FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "olmoe", "deepseek_v3")
 
 
@@ -28,6 +29,8 @@ def jobs(ranks):
             yield f"megatron-{count}", "checks_megatron.py", count, {}
     yield "bf16", "checks_bf16.py", 2, {}
     yield "own-model", OWN_MODEL, 2, {}
+    # Here the safetensors library itself opens what a checkpoint wrote.
+    yield "checkpoint", CHECKPOINTS, 2, {"CHECK_PHASE": "save"}
     # In this order: the second resumes what the first saved.
     for phase in ("through", "resumed"):
         yield f"trainer-{phase}", "checks_trainer.py", 2, {"CHECK_PHASE": phase}
@@ -42,7 +45,7 @@ def run_job(options, folder, name, program, ranks, environment):
                    "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
                    "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TRANSFORMERS_OFFLINE": "1",
                    "TOKENIZERS_PARALLELISM": "false"}
-    planner = "fixed" if program == "checks_trainer.py" else "lrmoe"  # replicas would depend on the history
+    planner = "fixed" if program in ("checks_trainer.py", CHECKPOINTS) else "lrmoe"  # replicas would depend on the history
     lines = []
     with Job(options.bin, os.path.join(folder, name), ranks, ["--planner", planner, "--rates", "1.0"],
              ["--threads", "1", "--replica-slots", "1"], environment) as job:

@@ -2,14 +2,17 @@
 
 CHECK_PHASE "save" trains, saves and trains on; "load" is a fresh job that must end with the very same weights."""
 
+import glob
+import json
 import os
 import unittest
 
+import numpy
 import torch
 import torch.distributed as dist
 
 import lrmoe
-from session import RANK, Session, batch, main
+from session import E, NUM_LAYERS, RANK, Session, batch, main
 
 session = None
 FOLDER = os.environ["CHECK_FOLDER"]
@@ -27,6 +30,24 @@ def train(steps):
             y = layer(*batch(100 + step * 2 + index, 24))
             y.pow(2).mean().backward()
         session.optimizer.step()
+
+
+def open_safetensors(path):
+    """{name: tensor} of a file in F32: by the safetensors library, or where it is missing by its format's rules."""
+    try:
+        from safetensors.torch import load_file
+        return load_file(path)
+    except ImportError:
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            data = file.read()
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            assert entry["dtype"] == "F32", entry
+            begin, end = entry["data_offsets"]
+            tensors[name] = torch.from_numpy(numpy.frombuffer(data[begin:end], "<f4").copy()).reshape(entry["shape"])
+        return tensors
 
 
 def all_weights():
@@ -95,7 +116,27 @@ class CheckpointChecks(unittest.TestCase):
             self.load_and_continue()
         dist.barrier()
 
-    def test_2_altered_checkpoint_is_refused_whole(self):
+    def test_2_other_tools_open_the_weights_by_hugging_face_names(self):
+        if os.environ["CHECK_PHASE"] == "load":
+            self.skipTest("the other phase reads what it wrote")
+        folder = os.path.join(FOLDER, "opened")
+        step = session.worker.save_checkpoint(folder)
+        dist.barrier()
+        found = {}
+        for path in glob.glob(os.path.join(folder, f"step-{step}", "model-*.safetensors")):
+            tensors = open_safetensors(path)
+            self.assertFalse(found.keys() & tensors.keys())
+            found.update(tensors)
+        self.assertEqual(len(found), 3 * E * NUM_LAYERS)
+        for index, layer in enumerate(all_weights()):
+            for expert, (gate_up, down) in layer.items():
+                gate, up = gate_up.chunk(2)
+                for part, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+                    name = f"model.layers.{index}.mlp.experts.{expert}.{part}.weight"
+                    self.assertTrue(torch.equal(found[name], weight), name)
+        dist.barrier()
+
+    def test_3_altered_checkpoint_is_refused_whole(self):
         if os.environ["CHECK_PHASE"] == "save":
             self.skipTest("the other phase needs it as it is")
         dist.barrier()
