@@ -20,7 +20,7 @@ from train import DenseGradients, learning_rate, record_of
 
 VALIDATION_BATCHES = 8
 PROBE_BATCHES = (1, 32)  # the gradient summed over so many batches is kept
-ROWS = 64  # sequences of the small text: one epoch is ROWS / batch size steps
+ROWS = 64  # sequences of the small text: one epoch is ROWS / (batch size * ranks) steps
 
 
 def parse_options():
@@ -39,7 +39,7 @@ def parse_options():
                  dtype=torch.float32)
     for name, value in model.items():
         setattr(options, name, value)
-    options.batch_size, options.lr = 8, {"tune": 1e-3}.get(options.regime, 2e-3)
+    options.batch_size, options.lr = 8, {"tune": 1e-3, "timed": 1e-3}.get(options.regime, 2e-3)
     return options
 
 
@@ -55,9 +55,10 @@ class Batches:
         self.rows = torch.stack([small[start:start + options.length + 1] for start in starts.tolist()])
 
     def small(self, step):
-        per_epoch = ROWS // self.options.batch_size
+        size, ranks = self.options.batch_size, dist.get_world_size()
+        per_epoch = ROWS // (size * ranks)
         order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.options.seed * 7919 + step // per_epoch))
-        chosen = self.rows[order.view(per_epoch, -1)[step % per_epoch]]
+        chosen = self.rows[order.view(per_epoch, ranks, size)[step % per_epoch, self.rank]]
         return chosen[:, :-1].contiguous(), chosen[:, 1:].contiguous()
 
     def training(self, step, small):
@@ -121,7 +122,7 @@ def count_experts(layers, num_experts):
 
 
 def train(options, worker, model, batches):
-    small = options.regime == "tune"
+    small = options.regime in ("tune", "timed")
     layers = model.moe_layers()
     counts = count_experts(layers, options.num_experts) if options.regime == "timed" else None
     dense = DenseGradients(model.parameters())

@@ -68,6 +68,6 @@ def plot_all(folder, results, summary):
                                (f"Direction of the experts' gradient, {batches} batches", "sine of the angle to the whole one"),
                                rows, lambda row, key=f"experts_angle_{batches}": row[key]))
     if "time_to_loss" in summary:
-        paths.append(_curves(folder, "time_to_loss.png", "Training loss, two ranks", results, {
-            planner: lambda seed, planner=planner: f"timed-{seed}-{planner}" for planner in ("fixed", "lrmoe")}))
+        paths.append(_curves(folder, "time_to_loss.png", "Small text learnt by heart, two ranks", results, {
+            planner: lambda seed, planner=planner: f"timed-{seed}-{planner}" for planner in ("fixed", "lrmoe")}, log=True))
     return paths

@@ -13,7 +13,7 @@ from runs import SELECTIONS, arm_name
 LAST = 0.1  # part of the steps that "last steps" means
 SMOOTH = 10  # steps
 MODELLED = ("symi", "ultraep")
-TARGET_POSITIONS = (0.5, 0.9)  # loss targets of time_to_loss: this far from the first to the last loss of the worse arm
+TARGET_POSITIONS = (0.5, 0.9)  # loss targets of time_to_loss: this far, in logarithms, to the last loss of the worse arm
 
 
 class Results:
@@ -149,8 +149,8 @@ def modelled(results, seed, bin_dir):
 
 
 def time_to_loss(results, bin_dir):
-    """Table 1: cumulative critical-rank processor time of the MoE layers until fixed losses, from fresh weights. `fixed` and
-    `lrmoe` are measured, the others modelled from the fixed arm."""
+    """Table 1: cumulative critical-rank processor time of the MoE layers until fixed losses, a small text learnt by heart from
+    pretrained weights. `fixed` and `lrmoe` are measured, the others modelled from the fixed arm."""
     rows = []
     for seed in results.sizes.seeds:
         curves = {planner: smoothed(results.of(f"timed-{seed}-{planner}")["loss"]) for planner in ("fixed", "lrmoe")}
@@ -158,7 +158,7 @@ def time_to_loss(results, bin_dir):
         first = min(curve[0] for curve in curves.values())
         ratios = modelled(results, seed, bin_dir)
         for position in TARGET_POSITIONS:
-            target = first + position * (worse_end - first)
+            target = first ** (1 - position) * worse_end ** position
             entry = {"seed": seed, "target": target}
             for planner, curve in curves.items():
                 step = next(i for i, loss in enumerate(curve) if loss <= target + 1e-12)

@@ -28,6 +28,7 @@ EXPERIMENTS = ("convergence", "criteria", "time_to_loss")
 PROBE_COST_STEPS = 20  # a run's start-up, in steps, for the estimate of the time left
 # Rates Algorithm 1 may choose from in time_to_loss, and its budget's place between what 0.7 and 1.0 need.
 TIMED_RATES = "1.0,0.95,0.9,0.85,0.8,0.75,0.7"
+TIMED_POSITION = 0.3
 
 
 def parse_options():
@@ -121,8 +122,8 @@ class Experiments:
             plans = json.load(file)
         from budget import choose
         shape = {"num_experts": 16, "hidden_size": 128, "intermediate_size": 64, "weight_bytes": 4}
-        limit, _, _ = choose(self.bin_dir, self.folder(run.name), plans, shape, run.ranks, 2, 0.7)
-        return 2 * limit  # two layers
+        _, lowest, highest = choose(self.bin_dir, self.folder(run.name), plans, shape, run.ranks, 2, 0.7)
+        return 2 * int(lowest + TIMED_POSITION * (highest - lowest))  # two layers
 
     def execute(self, run):
         folder = self.folder(run.name)

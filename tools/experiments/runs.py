@@ -29,7 +29,7 @@ class Run(NamedTuple):
     """One job. `start`: the run whose end state it starts from, None: fresh weights.
 
     regime: "pretrain" (the large text), "tune" (a small text many times over), "scratch" (the large text, fresh weights),
-    "timed" (as scratch, on two ranks), "probe" (one gradient, no update)."""
+    "timed" (as tune, on two ranks), "probe" (one gradient, no update)."""
     name: str
     regime: str
     seed: int
@@ -71,8 +71,7 @@ def all_runs(sizes, only):
 
     for seed in sizes.seeds:
         pretrained = f"pretrain-{seed}"
-        if only & {"convergence", "criteria"}:
-            add(Run(pretrained, "pretrain", seed, sizes.pretrain_steps))
+        add(Run(pretrained, "pretrain", seed, sizes.pretrain_steps))
         if "convergence" in only:
             add(*_arms("tune", seed, sizes.tune_steps, pretrained, sizes.retentions, ()))
         if "criteria" in only:
@@ -84,5 +83,5 @@ def all_runs(sizes, only):
                 add(*_probes(seed, state, start, retention))
         if "time_to_loss" in only:
             for planner in ("fixed", "lrmoe"):
-                add(Run(f"timed-{seed}-{planner}", "timed", seed, sizes.timed_steps, 1.0, "lrm", None, 2, planner))
+                add(Run(f"timed-{seed}-{planner}", "timed", seed, sizes.timed_steps, 1.0, "lrm", pretrained, 2, planner))
     return list(runs.values())
