@@ -78,10 +78,10 @@ class EngineAdapter final : public worker::EnginePort {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<worker::EnginePort>> CreateEngine(const engine::EngineOptions& options,
-                                                                 transport::Transport* transport,
-                                                                 engine::PlanProvider* plans) {
-  LRMOE_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(options, transport, plans));
+absl::StatusOr<std::unique_ptr<worker::EnginePort>> CreateEngine(
+    const engine::EngineOptions& options, transport::Transport* transport, engine::PlanProvider* plans,
+    absl::StatusOr<std::unique_ptr<kernels::Device>> device) {
+  LRMOE_ASSIGN_OR_RETURN(auto engine, engine::Engine::Create(options, transport, plans, std::move(device)));
   return std::make_unique<EngineAdapter>(std::move(engine));
 }
 

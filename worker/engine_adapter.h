@@ -10,8 +10,8 @@
 namespace lrmoe {
 
 // engine::Engine::Create behind the port; collective. `transport` and `plans` outlive it.
-absl::StatusOr<std::unique_ptr<worker::EnginePort>> CreateEngine(const engine::EngineOptions& options,
-                                                                 transport::Transport* transport,
-                                                                 engine::PlanProvider* plans);
+absl::StatusOr<std::unique_ptr<worker::EnginePort>> CreateEngine(
+    const engine::EngineOptions& options, transport::Transport* transport, engine::PlanProvider* plans,
+    absl::StatusOr<std::unique_ptr<kernels::Device>> device);
 
 }  // namespace lrmoe

@@ -16,7 +16,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/logging.h"
 #include "common/status_macros.h"
+#include "worker/backend.h"
 #include "worker/transport/inproc.h"
 
 namespace lrmoe {
@@ -56,7 +58,45 @@ absl::StatusOr<int32_t> FreePort() {
   return ntohs(address.sin_port);
 }
 
+// This rank's device, and that the ranks' choices fit together; then a transport that reaches device memory.
+absl::Status ChoosePlaceOfWork(const WorkerSettings& settings, Place* place) {
+  const kernels::cuda::Inventory inventory =
+      settings.device == "cpu" ? kernels::cuda::Inventory{} : LookForDevices();
+  std::string reason;
+  LRMOE_ASSIGN_OR_RETURN(place->device, ChooseDevice(settings.device, place->rank.local_rank,
+                                                     place->rank.local_size, inventory, &reason));
+  if (settings.device == "auto" && place->device != kCpuDevice && place->rank.size > 1 && !BuiltWithNccl()) {
+    reason = "this worker is built without NCCL";
+    place->device = kCpuDevice;
+  }
+  DeviceClaim mine;
+  mine.ordinal = place->device;
+  place->node.copy(mine.node, sizeof(mine.node) - 1);
+  if (place->device != kCpuDevice) inventory.devices[place->device].uuid.copy(mine.uuid, sizeof(mine.uuid));
+  std::vector<DeviceClaim> claims(place->rank.size);
+  const transport::Call call{"choice of devices", {}, After(settings.collective_timeout)};
+  LRMOE_RETURN_IF_ERROR(place->transport->AllGather(call, std::as_bytes(std::span(&mine, 1)),
+                                                    std::as_writable_bytes(std::span(claims))));
+  LRMOE_RETURN_IF_ERROR(CheckClaims(claims));
+  LogInfo("computes on ", place->device_name(), " (", reason, ")");
+  if (place->device == kCpuDevice) {
+    if (settings.transport != "nccl") return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("transport is \"nccl\", which needs a CUDA device per rank: ", reason));
+  }
+  if (settings.transport == "mpi" && place->rank.size > 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("transport is \"mpi\" and the device ", place->device_name(), "; allowed: auto, nccl"));
+  LRMOE_ASSIGN_OR_RETURN(place->transport, ConnectDevices(std::move(place->transport), place->device,
+                                                          settings.collective_timeout));
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::string Place::device_name() const {
+  return device == kCpuDevice ? "cpu" : absl::StrCat("cuda:", device);
+}
 
 std::vector<std::string> MappedSharedMemory() {
   std::set<std::string> files;
@@ -78,7 +118,7 @@ bool IsLaunchedByMpi() {
 absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
   Place place;
   place.node = HostName();
-  const bool mpi = settings.transport == "mpi" || (settings.transport == "auto" && IsLaunchedByMpi());
+  const bool mpi = settings.transport == "mpi" || (settings.transport != "inproc" && IsLaunchedByMpi());
   if (mpi) {
     LRMOE_ASSIGN_OR_RETURN(place.runtime, transport::StartMpi());
     place.rank = place.runtime->place();
@@ -99,6 +139,7 @@ absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
   place.job = shared.job;
   place.master_addr = shared.master_addr;
   place.master_port = shared.master_port;
+  LRMOE_RETURN_IF_ERROR(ChoosePlaceOfWork(settings, &place));
   return place;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/device_choice.h"
 #include "worker/settings.h"
 #include "worker/transport/mpi.h"
 #include "worker/transport/transport.h"
@@ -19,14 +20,17 @@ struct Place {
   std::unique_ptr<transport::MpiRuntime> runtime;  // null without MPI
   std::unique_ptr<transport::Transport> transport;
   transport::MpiPlace rank;
-  std::string node;         // host name of this rank
-  std::string job;          // random, equal on all ranks
-  std::string master_addr;  // of rank 0, for the training processes
-  int32_t master_port = 0;  // free on rank 0's host a moment ago
+  int32_t device = kCpuDevice;  // or the ordinal of this rank's CUDA device
+  std::string node;             // host name of this rank
+  std::string job;              // random, equal on all ranks
+  std::string master_addr;      // of rank 0, for the training processes
+  int32_t master_port = 0;      // free on rank 0's host a moment ago
+
+  std::string device_name() const;  // "cpu", "cuda:1"
 };
 
-// Starts MPI when settings and environment say so, agrees with the other ranks. Collective; on the main
-// thread.
+// Starts MPI when settings and environment say so, chooses a device, agrees with the other ranks. Collective;
+// on the main thread.
 absl::StatusOr<Place> FindPlace(const WorkerSettings& settings);
 
 // Files of /dev/shm that this process maps: MPI's. MPI removes them when it ends, or mpirun does, unless that

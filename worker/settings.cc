@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/logging.h"
+#include "worker/backend.h"
+#include "worker/device_choice.h"
 
 namespace lrmoe {
 
@@ -13,9 +15,13 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
   using std::chrono::milliseconds;
   parser->AddString("controller", &settings->controller, "Address of lrmoe-controller, host:port.");
   parser->Require("controller");
-  parser->AddString("device", &settings->device, "Where experts are computed: auto or cpu.");
+  parser->AddString(
+      "device", &settings->device,
+      "Where experts are computed: cpu, cuda:N, or auto: the CUDA device of the local rank, else the CPU.");
   parser->AddString("transport", &settings->transport,
-                    "How ranks exchange rows: mpi, inproc (one rank), or auto: mpi under an MPI launcher.");
+                    "How ranks exchange rows: mpi, inproc (one rank), nccl (CUDA devices; started by MPI), "
+                    "or auto: nccl or "
+                    "mpi under an MPI launcher.");
   parser->AddBytes("memory_budget", &settings->memory_budget_bytes, {0, INT64_MAX},
                    "Memory for experts, replicas and saved rows of all layers on this rank; 0: unlimited.");
   parser->AddInt("replica_slots", &settings->replica_slots, {0, 4096},
@@ -69,18 +75,18 @@ absl::Status ValidateController(const std::string& controller) {
 
 absl::Status Validate(const WorkerSettings& settings) {
   if (absl::Status status = ValidateController(settings.controller); !status.ok()) return status;
-  if (absl::StartsWith(settings.device, "cuda")) {
+  if (absl::Status status = CheckDeviceName(settings.device); !status.ok()) return status;
+  if (absl::StartsWith(settings.device, "cuda") && !BuiltWithCuda()) {
     return absl::UnimplementedError(absl::StrCat(
         "device is \"", settings.device, "\"; this worker is built without CUDA, allowed: auto, cpu"));
   }
-  if (settings.device != "auto" && settings.device != "cpu")
-    return Refuse("device", settings.device, "auto, cpu");
-  if (settings.transport == "nccl") {
+  if (settings.transport == "nccl" && !BuiltWithNccl()) {
     return absl::UnimplementedError(
         "transport is \"nccl\"; this worker is built without NCCL, allowed: auto, mpi, inproc");
   }
-  if (settings.transport != "auto" && settings.transport != "mpi" && settings.transport != "inproc") {
-    return Refuse("transport", settings.transport, "auto, mpi, inproc");
+  if (settings.transport != "auto" && settings.transport != "mpi" && settings.transport != "inproc" &&
+      settings.transport != "nccl") {
+    return Refuse("transport", settings.transport, "auto, mpi, inproc, nccl");
   }
   if (settings.activation_memory != "save" && settings.activation_memory != "recompute")
     return Refuse("activation_memory", settings.activation_memory, "save, recompute");

@@ -22,8 +22,8 @@ inline constexpr int kExitSignalBase = 128;  // + signal that ended the training
 
 struct WorkerSettings {
   std::string controller;                  // host:port
-  std::string device = "auto";             // auto | cpu
-  std::string transport = "auto";          // auto | mpi | inproc
+  std::string device = "auto";             // auto | cpu | cuda:N
+  std::string transport = "auto";          // auto | mpi | inproc | nccl
   int64_t memory_budget_bytes = 0;         // over all layers; 0: unlimited
   int32_t replica_slots = 1;               // per layer
   std::string socket;                      // empty: a new directory; {rank} is replaced

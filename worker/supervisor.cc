@@ -18,6 +18,7 @@
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "worker/backend.h"
 #include "worker/engine_adapter.h"
 #include "worker/launcher/environment.h"
 
@@ -105,7 +106,7 @@ void Supervisor::StartSession() {
                    .world_size = place_->rank.size,
                    .job = place_->job,
                    .node = place_->node,
-                   .device = "cpu",
+                   .device = place_->device_name(),
                    .memory_budget_bytes = settings_.memory_budget_bytes,
                    .replica_slots = settings_.replica_slots,
                    .version = std::string(Version()),
@@ -139,7 +140,9 @@ worker::ServiceOptions Supervisor::MakeServiceOptions() {
   options.create_engine = [this, engine_options](const ModelSpec& model) {
     engine::EngineOptions with_model = engine_options;
     with_model.model = model;
-    return CreateEngine(with_model, place_->transport.get(), session_.get());
+    absl::StatusOr<std::unique_ptr<kernels::Device>> device = nullptr;
+    if (place_->device != kCpuDevice) device = MakeDevice(place_->device);
+    return CreateEngine(with_model, place_->transport.get(), session_.get(), std::move(device));
   };
   options.on_model = [this](const ModelSpec& model) { session_->SetModel(model); };
   options.on_closed = [](const std::string& client) { LogInfo("client \"", client, "\" is gone"); };

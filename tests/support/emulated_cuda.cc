@@ -202,6 +202,10 @@ Region* RegionOf(const void* pointer) {
 
 }  // namespace
 
+std::unique_ptr<kernels::cuda::Runtime> MakeEmulatedRuntime() {
+  return std::make_unique<EmulatedRuntime>();
+}
+
 std::unique_ptr<kernels::Device> MakeEmulatedDevice() {
   return kernels::cuda::MakeCudaDevice(std::make_unique<EmulatedRuntime>(), std::make_unique<EmulatedGemm>());
 }

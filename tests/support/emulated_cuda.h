@@ -10,12 +10,15 @@
 #include <cstdint>
 #include <memory>
 
+#include "kernels/cuda/runtime.h"
 #include "kernels/kernels.h"
 
 namespace lrmoe::emulator {
 
 // Devices of one process are apart: none can reach another's memory.
 std::unique_ptr<kernels::Device> MakeEmulatedDevice();
+// The part of one below the device: memory and a stream.
+std::unique_ptr<kernels::cuda::Runtime> MakeEmulatedRuntime();
 
 // A copy between any two places, for a transport: opens the device memory it finds at either end, which must
 // not have work under way.

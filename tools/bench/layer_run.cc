@@ -86,7 +86,8 @@ class Rank {
     options.memory_budget_bytes = run_.memory_budget_bytes;
     options.recompute_activation = run_.recompute_activation;
     options.collective_timeout = std::chrono::minutes(10);
-    LRMOE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(options, &transport_, plans_.get()));
+    LRMOE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(options, &transport_, plans_.get(),
+                                                           run_.make_device ? run_.make_device() : nullptr));
     const LayerShape& shape = run_.shape;
     const auto scale = [](int64_t depth) {
       return static_cast<float>(1.7 / std::sqrt(static_cast<double>(depth)));
@@ -134,7 +135,8 @@ class Rank {
 }  // namespace
 
 absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
-  LRMOE_ASSIGN_OR_RETURN(const auto device, kernels::CreateCpuDevice(1));
+  LRMOE_ASSIGN_OR_RETURN(const auto device,
+                         run.make_device ? run.make_device() : kernels::CreateCpuDevice(1));
   LayerResult result;
   result.gemm_path = std::string(device->gemm_path());
   for (int32_t r = 0; r < run.num_ranks; ++r)
@@ -143,7 +145,8 @@ absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
   std::vector<planner::PlanningProblem> problems;
   for (const Arm& arm : run.arms) problems.push_back(ProblemOf(run, arm));
   LocalPlans plans(std::move(problems));
-  auto transports = transport::CreateInprocGroup(run.num_ranks);
+  auto transports =
+      run.make_transports ? run.make_transports(run.num_ranks) : transport::CreateInprocGroup(run.num_ranks);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int32_t r = 0; r < run.num_ranks; ++r)
     ranks.push_back(

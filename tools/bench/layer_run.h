@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,7 +13,9 @@
 #include "common/plan.h"
 #include "common/policy.h"
 #include "common/report.h"
+#include "kernels/kernels.h"
 #include "tools/bench/layer_problem.h"
+#include "worker/transport/transport.h"
 
 namespace lrmoe::bench {
 
@@ -35,6 +39,9 @@ struct LayerRun {
   int steps = 10;  // measured, of each arm
   uint64_t seed = 1;
   std::vector<Arm> arms;
+  // What each rank computes on, and transports that reach it; empty: the CPU, inproc.
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device = {};
+  std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports = {};
 };
 
 struct ArmResult {

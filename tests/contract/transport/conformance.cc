@@ -1,7 +1,6 @@
 #include "tests/contract/transport/conformance.h"
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -419,20 +418,6 @@ RankBody LargeExchange() {
     }
     expect.Check(wrong == 0, std::to_string(wrong) + " sampled bytes of the large part differ");
   };
-}
-
-void RunConformance(Ranks& ranks) {
-  for (const ConformanceCase& test : ConformanceCases()) {
-    for (const int32_t size : ranks.sizes()) {
-      if (size < test.smallest_size) continue;
-      for (int32_t seed = 0; seed < test.repetitions; ++seed) {
-        INFO(test.name << ", " << size << " ranks, seed " << seed);
-        const std::vector<std::string> failures = ranks.Run(size, test.body(static_cast<uint64_t>(seed)));
-        for (const std::string& failure : failures) UNSCOPED_INFO(failure);
-        CHECK(failures.empty());
-      }
-    }
-  }
 }
 
 }  // namespace lrmoe::transport

@@ -60,7 +60,7 @@ const std::vector<ConformanceCase>& ConformanceCases();
 // More than 2^31 bytes from each rank to the next, so that offsets need 64 bits; wants 5 GB per rank.
 RankBody LargeExchange();
 
-// All cases over all sizes, as Catch2 sections.
+// All cases over all sizes, with Catch2; the rest of the suite needs no test framework.
 void RunConformance(Ranks& ranks);
 
 }  // namespace lrmoe::transport

@@ -1,0 +1,31 @@
+// The whole engine on a device against the same engine on the CPU device: rank threads of one process, no
+// test framework.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tests/support/device/device_checks.h"
+#include "tests/support/engine/engine_runs.h"
+
+namespace lrmoe::testing {
+
+struct EngineDevice {
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device;
+  // Transports that reach the devices' memory.
+  std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports;
+  int64_t scale = 1;  // tokens and widths, times this
+};
+
+// One forward and backward: types, ranks, retention, replicas, recomputation, exact and retained router
+// gradient.
+std::vector<CheckResult> CheckLayers(const EngineDevice& on, const std::vector<int32_t>& rank_counts);
+// Plain experts and the criteria of the ablation.
+CheckResult CheckCriteria(const EngineDevice& on);
+// Steps of several micro-batches with updates, gradient norms, replicas that are refreshed, and an
+// evaluation.
+CheckResult CheckSteps(const EngineDevice& on);
+
+}  // namespace lrmoe::testing
