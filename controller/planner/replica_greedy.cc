@@ -4,26 +4,11 @@
 
 namespace lrmoe::planner {
 
-ReplicaGreedy::ReplicaGreedy(const PlanningProblem& problem, const Workload& work) : work_(work) {
-  first_owned_.assign(work.num_ranks + 1, 0);
-  for (int32_t e = 0; e < work.num_experts; ++e) ++first_owned_[problem.owner[e] + 1];
-  for (int32_t g = 0; g < work.num_ranks; ++g) first_owned_[g + 1] += first_owned_[g];
-  owned_.resize(work.num_experts);
-  std::vector<int32_t> next(first_owned_.begin(), first_owned_.end() - 1);
-  for (int32_t e = 0; e < work.num_experts; ++e) owned_[next[problem.owner[e]]++] = e;
-  for (int32_t g = 0; g < work.num_ranks; ++g)
-    std::sort(owned_.begin() + first_owned_[g], owned_.begin() + first_owned_[g + 1],
-              [&](int32_t a, int32_t b) {
-                return work.rows[a] != work.rows[b] ? work.rows[a] > work.rows[b] : a < b;
-              });
-}
-
 void ReplicaGreedy::FindExperts(const SearchState& state, int32_t experts_per_rank) {
   experts_.clear();
   for (int32_t g : state.flow().cut()) {
     int32_t found = 0;
-    for (int32_t i = first_owned_[g]; i < first_owned_[g + 1]; ++i) {
-      const int32_t e = owned_[i];
+    for (int32_t e : owned_.of(g)) {
       if (work_.rows[e] == 0 || (experts_per_rank > 0 && found == experts_per_rank)) break;
       if (!state.Confined(e)) continue;
       experts_.push_back(e);
@@ -38,19 +23,23 @@ void ReplicaGreedy::FindExperts(const SearchState& state, int32_t experts_per_ra
 void ReplicaGreedy::FindReceivers(const SearchState& state, bool with_full_ranks) {
   receivers_.clear();
   const RowFlow& flow = state.flow();
+  // Rows that a rank's replicated experts can pass on make room too: what their instances have free together.
+  if (++stamp_ == 1) seen_.resize(work_.num_experts, 0), free_.resize(work_.num_experts, 0);
+  const auto free_at = [&](int32_t g) { return std::max<int64_t>(flow.room(g) - flow.load(g), 0); };
+  const auto free_of = [&](int32_t e) {
+    if (seen_[e] == stamp_) return free_[e];
+    seen_[e] = stamp_;
+    free_[e] = 0;
+    for (int32_t j = e; j >= 0; j = flow.instance(j).next_of_expert)
+      free_[e] += free_at(flow.instance(j).rank);
+    return free_[e];
+  };
   for (int32_t g = 0; g < work_.num_ranks; ++g) {
     if (flow.InCut(g) || !state.HasSlot(g)) continue;
     int64_t room = state.Room(g, true);
-    // Rows that the rank's replicated experts can pass on make room too.
     for (int32_t i = flow.first_on_rank(g); i >= 0; i = flow.instance(i).next_on_rank) {
-      int64_t rows = flow.instance(i).rows;
-      for (int32_t j = flow.instance(i).expert; j >= 0 && rows > 0; j = flow.instance(j).next_of_expert) {
-        const int32_t h = flow.instance(j).rank;
-        if (h == g) continue;
-        const int64_t passed = std::clamp<int64_t>(flow.room(h) - flow.load(h), 0, rows);
-        room += passed;
-        rows -= passed;
-      }
+      const int64_t rows = flow.instance(i).rows;
+      if (rows > 0) room += std::min(rows, free_of(flow.instance(i).expert) - free_at(g));
     }
     if (room > 0 || with_full_ranks) receivers_.push_back({g, std::max<int64_t>(room, 0)});
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/random.h"
+#include "controller/planner/owned_experts.h"
 #include "controller/planner/search_state.h"
 
 namespace lrmoe::planner {
@@ -24,7 +25,7 @@ struct ReplicaChoice {
 
 class ReplicaGreedy {
  public:
-  explicit ReplicaGreedy(const PlanningProblem& problem, const Workload& work);
+  ReplicaGreedy(const Workload& work, const OwnedExperts& owned) : work_(work), owned_(owned) {}
 
   // Adds replicas until the state fits its target (true), has `max_new` new replicas and still does not fit,
   // or no replica can help (false).
@@ -44,10 +45,12 @@ class ReplicaGreedy {
   ReplicaChoice Choose(const SearchState& state, ReceiverRule rule, Random* random);
 
   const Workload& work_;
-  std::vector<int32_t> owned_;        // experts by owner, each owner's by rows descending
-  std::vector<int32_t> first_owned_;  // [G + 1]
-  std::vector<int32_t> experts_;      // confined to the cut, rows descending
+  const OwnedExperts& owned_;
+  std::vector<int32_t> experts_;  // confined to the cut, rows descending
   std::vector<Receiver> receivers_;
+  std::vector<int64_t> free_;  // [E] rows that the ranks of an expert's instances can still take together
+  std::vector<int32_t> seen_;  // [E] valid where the stamp is current
+  int32_t stamp_ = 0;
   std::vector<ReplicaChoice> choices_;
 };
 

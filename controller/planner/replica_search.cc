@@ -5,7 +5,12 @@
 #include <limits>
 #include <numeric>
 
+#include "controller/planner/cover_search.h"
+#include "controller/planner/deficit_fill.h"
 #include "controller/planner/exact_search.h"
+#include "controller/planner/owned_experts.h"
+#include "controller/planner/placement_bounds.h"
+#include "controller/planner/replica_exchange.h"
 #include "controller/planner/replica_greedy.h"
 #include "controller/planner/search_state.h"
 
@@ -20,36 +25,47 @@ class Search {
       : problem_(problem),
         work_(work),
         limits_(limits),
-        greedy_(problem, work),
+        owned_(problem, work),
+        bounds_(problem, work, limits, owned_),
+        greedy_(work, owned_),
+        cover_(problem, work, owned_),
+        fill_(work, owned_),
+        cells_(int64_t{work.num_experts} * work.num_ranks),
         state_(problem, work, limits),
         best_(state_),
-        scratch_(state_) {}
+        scratch_(state_),
+        exchange_(work, greedy_, scratch_) {}
 
   RowFlow Run() {
-    // Work allowed for improving on the greedy plans; grows with the problem so that planning time does, too.
-    const int64_t cells = int64_t{work_.num_experts} * work_.num_ranks;
-    const int64_t budget = limits_.effort * (cells + 500);
-    Try(true, ReceiverRule::kBestFit);
-    if (Optimal()) return Take();
-    Try(true, ReceiverRule::kLargest);
-    if (work_.any_resident) {
-      Try(false, ReceiverRule::kBestFit);
-      Try(false, ReceiverRule::kLargest);
-    }
-    if (Optimal()) return Take();
-    if (cells <= kExactCells) {
-      ExactSearch exact(problem_, work_, limits_, greedy_);
-      const int32_t bound = best_.reached ? best_.num_new : work_.num_experts * work_.num_ranks;
-      if (exact.Run(state_, least_new_, bound, kExactNodes)) Consider(true);
-      if (exact.complete() && best_.reached) return Take();
-    }
-    Improve(budget);
-    return Take();
+    goal_ = std::isinf(bounds_.LeastLevel()) ? limits_.target_level
+                                             : std::max(limits_.target_level, bounds_.LeastLevel());
+    least_new_ = bounds_.LeastNew(goal_);
+    floor_level_ = limits_.capacity.LeastLevel(work_.total, work_.all_ranks);
+    First();
+    const bool proven = !Optimal() && cells_ <= kExactCells && Prove();
+    if (!best_.reached) Approach(limits_.effort * (cells_ + 500));
+    // Within the goal without new replicas is good enough.
+    if (!best_.reached || best_.num_new == 0) return best_.state.flow();
+    const int64_t budget = std::min(limits_.effort * (cells_ + 500), kMostPolish);
+    polish_until_ = state_.flow().work() + kMostPolish + 3 * cells_;
+    if (!proven) Reduce(budget / 2);
+    fewest_ = best_.num_new;
+    Tighten(fewest_, budget / 4);
+    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 4);
+    return best_.state.flow();
   }
 
  private:
   static constexpr int64_t kExactCells = 128;
-  static constexpr int32_t kExactNodes = 4000;
+  static constexpr int32_t kExactNodes = 300;
+  // One replica more than suffices, never two, is made if it brings the peak nearer to perfect balance by
+  // 1 / kReplicaWorth of the tolerance.
+  static constexpr double kReplicaWorth = 4;
+  static constexpr int64_t kMostPolish = 12000;  // edges, once the goal is reached
+  static constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
+
+  // How a placement is begun; the flow completes it.
+  enum class Start : uint8_t { kInterleaved, kOneByOne, kWholeDeficits };
 
   struct Best {
     explicit Best(const SearchState& s) : state(s) {}
@@ -60,43 +76,152 @@ class Search {
     int32_t fan_out = 0;
   };
 
-  void Try(bool with_residents, ReceiverRule rule) {
-    state_.Start(with_residents);
-    if (with_residents && !state_.Fit()) state_.DropIdle();
-    Consider(greedy_.Complete(state_, rule, std::numeric_limits<int32_t>::max(), nullptr));
+  void First() {
+    for (const bool with_residents : {true, false}) {
+      if (!with_residents && !work_.any_resident) continue;
+      for (const Start start : {Start::kInterleaved, Start::kOneByOne}) {
+        Attempt(with_residents, goal_, start, kAnyNumber);
+        if (Optimal()) return;
+      }
+      if (!best_.reached) Attempt(with_residents, goal_, Start::kWholeDeficits, kAnyNumber);
+    }
+    if (!best_.reached) Try(true, ReceiverRule::kBestFit);
+    if (!best_.reached) Try(true, ReceiverRule::kLargest);
   }
 
-  // Takes the state if it is better than the best: peak within the target or lower, fewer new replicas, then
-  // a noticeably lower peak, a smaller fan-out, a lower peak. `fits`: it fits its own target.
+  // Small cases: the fewest new replicas, or that the goal is out of reach. False when that took too long.
+  bool Prove() {
+    ExactSearch exact(problem_, work_, limits_, greedy_);
+    const int32_t bound = best_.reached ? best_.num_new : work_.num_experts * work_.num_ranks;
+    if (exact.Run(state_, least_new_, bound, kExactNodes)) Consider(true);
+    return exact.complete();
+  }
+
+  // Covers the overloaded ranks at `level`, then adds what the flow still misses.
+  bool Attempt(bool with_residents, double level, Start start, int32_t bound) {
+    state_.Start(with_residents);
+    state_.SetTarget(level);
+    if (with_residents && work_.any_resident && !state_.Fit()) {
+      state_.flow().RelieveAll();
+      state_.DropIdle();
+    }
+    const std::vector<CoverSearch::Copy>& copies =
+        start == Start::kWholeDeficits
+            ? fill_.Run(state_)
+            : cover_.Run(state_,
+                         start == Start::kInterleaved ? SenderOrder::kInterleaved : SenderOrder::kOneByOne,
+                         least_new_, cells_ + 500);
+    for (const CoverSearch::Copy& copy : copies)
+      if (state_.HasSlot(copy.rank)) state_.Add(copy.expert, copy.rank);
+    state_.flow().SpendWork(start == Start::kWholeDeficits ? fill_.spent() : cover_.spent());
+    return Consider(greedy_.Complete(state_, ReceiverRule::kBestFit, bound, nullptr));
+  }
+
+  void Try(bool with_residents, ReceiverRule rule) {
+    state_.Start(with_residents);
+    state_.SetTarget(goal_);
+    if (with_residents && !state_.Fit()) state_.DropIdle();
+    Consider(greedy_.Complete(state_, rule, kAnyNumber, nullptr));
+  }
+
+  // Lowers the peak towards the goal that was missed.
+  void Approach(int64_t budget) {
+    double low = goal_;
+    for (int round = 0; round < 3; ++round) {
+      const double level = low + (best_.level - low) / 2, before = best_.level;
+      if (!(level < before)) break;
+      for (const Start start : {Start::kWholeDeficits, Start::kInterleaved})
+        if (best_.level >= before) Attempt(true, level, start, kAnyNumber);
+      if (best_.level >= before) low = level;
+    }
+    double level = goal_;
+    for (int round = 0; round < 3 && !best_.reached; ++round) {
+      state_.Restore(best_.state);
+      state_.SetTarget(level);
+      Consider(exchange_.Run(state_, kAnyNumber, budget / 3));
+      level = goal_ + (best_.level - goal_) * 0.5;
+    }
+  }
+
+  // Tries to do with fewer new replicas, one at a time.
+  void Reduce(int64_t budget) {
+    while (!Optimal() && state_.flow().work() < polish_until_) {
+      const int32_t before = best_.num_new;
+      state_.Restore(best_.state);
+      state_.SetTarget(goal_);
+      int32_t least = -1;
+      for (int32_t i = work_.num_experts; i < state_.flow().end_instance(); ++i)
+        if (state_.IsNew(i) &&
+            (least < 0 || state_.flow().instance(i).rows < state_.flow().instance(least).rows))
+          least = i;
+      if (least < 0) return;
+      state_.Remove(least);
+      const int64_t start = state_.flow().work();
+      if (!exchange_.Run(state_, before - 1, budget) || !Consider(true)) return;
+      budget -= state_.flow().work() - start;
+    }
+  }
+
+  // Lowers the peak further with at most `max_new` new replicas.
+  void Tighten(int32_t max_new, int64_t budget) {
+    double low = floor_level_;
+    for (int round = 0; round < 3 && Beyond(best_.level) - Beyond(low) >= 0.05; ++round) {
+      if (state_.flow().work() >= polish_until_) return;
+      const double level = low + (best_.level - low) * (round == 0 ? 0.25 : 0.5);
+      if (bounds_.LeastNew(level) > max_new) {
+        low = level;
+        continue;
+      }
+      const double before = best_.level;
+      Attempt(true, level, Start::kInterleaved, max_new);
+      if (best_.level >= before) {
+        state_.Restore(best_.state);
+        state_.SetTarget(level);
+        Consider(exchange_.Run(state_, max_new, budget / 3));
+      }
+      if (best_.level >= before) low = level;
+    }
+  }
+
+  // How much of the tolerance a peak uses: 0 at the least level, 1 at the goal.
+  double Beyond(double level) const {
+    return goal_ > floor_level_ ? (level - floor_level_) / (goal_ - floor_level_) : 0;
+  }
+
+  // Takes the state if it is better than the best: peak within the goal or lower, fewer new replicas (once
+  // it is known how many suffice, one more for a lower peak), a smaller fan-out, a lower peak. `fits`: it
+  // fits its own target.
   bool Consider(bool fits) {
-    const double best_goal = std::max(best_.level, limits_.target_level);
-    double goal = fits ? state_.target() : std::max(state_.LeastPeak(), limits_.target_level);
+    const double best_goal = std::max(best_.level, goal_);
+    const double goal = fits ? std::max(state_.target(), goal_) : std::max(state_.LeastPeak(), goal_);
     if (goal > best_goal) return false;
-    state_.Prune(goal, scratch_);
-    if (goal == best_goal && state_.num_new() > best_.num_new && !std::isinf(best_.level)) return false;
+    if (state_.num_new() > least_new_ && state_.num_new() > 0)
+      state_.Prune(fits ? state_.target() : goal, scratch_);
+    if (goal == best_goal && !std::isinf(best_.level) && state_.num_new() > MostNew()) return false;
     const double level = state_.LeastPeak();
     state_.DropIdle();
     const int32_t fan_out = FanOut();
     if (!std::isinf(best_.level) && !IsBetter(level, fan_out)) return false;
     best_.state.Restore(state_);
     best_.level = level;
-    best_.reached = level <= limits_.target_level;
+    best_.reached = level <= goal_;
     best_.num_new = state_.num_new();
     best_.fan_out = fan_out;
-    if (least_new_ < 0) least_new_ = LeastNew();
     return true;
   }
 
   bool IsBetter(double level, int32_t fan_out) const {
-    const double goal = std::max(level, limits_.target_level),
-                 best_goal = std::max(best_.level, limits_.target_level);
+    const double goal = std::max(level, goal_), best_goal = std::max(best_.level, goal_);
     if (goal != best_goal) return goal < best_goal;
-    if (state_.num_new() != best_.num_new) return state_.num_new() < best_.num_new;
-    const double step = 0.002 * static_cast<double>(work_.total) / work_.total_weight;
-    if (std::abs(level - best_.level) > step) return level < best_.level;
+    if (fewest_ == kAnyNumber && state_.num_new() != best_.num_new) return state_.num_new() < best_.num_new;
+    const double cost = state_.num_new() + kReplicaWorth * std::min(1.0, Beyond(level));
+    const double best_cost = best_.num_new + kReplicaWorth * std::min(1.0, Beyond(best_.level));
+    if (std::abs(cost - best_cost) > 0.2) return cost < best_cost;
     if (fan_out != best_.fan_out) return fan_out < best_.fan_out;
-    return level < best_.level;
+    return cost < best_cost;
   }
+
+  int32_t MostNew() const { return fewest_ == kAnyNumber ? best_.num_new : fewest_ + 1; }
 
   int32_t FanOut() {
     sent_.assign(work_.num_ranks, 0);
@@ -106,89 +231,27 @@ class Search {
     return most;
   }
 
-  bool Optimal() const { return best_.reached && best_.num_new <= std::max(least_new_, 0); }
-
-  // No placement within the target has fewer new replicas. What overloaded owners hold above the target has
-  // to find room on ranks that hold a replica; every overloaded owner has to send something.
-  int32_t LeastNew() const {
-    int64_t overflow = 0;
-    int32_t senders = 0;
-    std::vector<int64_t> owned(work_.num_ranks, 0);
-    for (int32_t e = 0; e < work_.num_experts; ++e) owned[problem_.owner[e]] += work_.rows[e];
-    std::vector<bool> sends(work_.num_ranks, false);
-    for (int32_t g = 0; g < static_cast<int32_t>(problem_.resident.size()); ++g)
-      for (int32_t e : problem_.resident[g]) sends[problem_.owner[e]] = true;
-    std::vector<int64_t> rooms;
-    for (int32_t g = 0; g < work_.num_ranks; ++g) {
-      const int64_t room = limits_.capacity.RowsAt(limits_.target_level, g) - owned[g];
-      if (room < 0) {
-        overflow -= room;
-        senders += !sends[g];
-      } else if (g < static_cast<int32_t>(problem_.resident.size()) && !problem_.resident[g].empty()) {
-        overflow -= room;  // may be used for nothing
-      } else if (problem_.cluster.ranks[g].replica_slots > 0) {
-        rooms.push_back(room);
-      }
-    }
-    std::sort(rooms.rbegin(), rooms.rend());
-    int32_t receivers = 0;
-    for (size_t i = 0; i < rooms.size() && overflow > 0; ++i, ++receivers) overflow -= rooms[i];
-    return std::max(senders, receivers);
-  }
-
-  // Ruin and recreate: takes some replicas out of the best placement and completes it anew, with seeded
-  // variety.
-  void Improve(int64_t budget) {
-    Random random(0x1d8af066);
-    const int64_t start = state_.flow().work();
-    while (state_.flow().work() - start < budget && !Optimal()) {
-      const double floor_level = limits_.capacity.LeastLevel(work_.total, work_.all_ranks);
-      if (!best_.reached && best_.level <= floor_level) break;
-      state_.Restore(best_.state);
-      state_.flow().SpendWork(state_.flow().end_instance() + work_.num_ranks);
-      // Where the target was missed, work towards a peak between it and the best.
-      const double goal = best_.reached ? limits_.target_level
-                                        : limits_.target_level +
-                                              (best_.level - limits_.target_level) * random.Uniform() * 0.98;
-      state_.SetTarget(goal);
-      Ruin(random);
-      const int32_t bound = best_.reached ? best_.num_new : std::numeric_limits<int32_t>::max();
-      if (greedy_.Complete(state_, ReceiverRule::kRandom, bound, &random)) Consider(true);
-    }
-  }
-
-  void Ruin(Random& random) {
-    RowFlow& flow = state_.flow();
-    replicas_.clear();
-    for (int32_t i = work_.num_experts; i < flow.end_instance(); ++i)
-      if (flow.instance(i).rank >= 0) replicas_.push_back(i);
-    if (replicas_.empty()) return;
-    const size_t count = std::min<size_t>(replicas_.size(), 1 + random.Below(4));
-    // Half of the time replicas of one owner's experts, which compete for the same receivers.
-    const int32_t owner = problem_.owner[flow.instance(replicas_[random.Below(replicas_.size())]).expert];
-    const bool related = random.Below(2) == 0;
-    size_t removed = 0;
-    for (size_t tries = 0; tries < 4 * count && removed < count && !replicas_.empty(); ++tries) {
-      const size_t at = random.Below(replicas_.size());
-      const int32_t idx = replicas_[at];
-      if (related && problem_.owner[flow.instance(idx).expert] != owner) continue;
-      state_.Remove(idx);
-      replicas_.erase(replicas_.begin() + static_cast<int64_t>(at));
-      ++removed;
-    }
-  }
-
-  RowFlow Take() { return best_.state.flow(); }
+  bool Optimal() const { return best_.reached && best_.num_new <= least_new_; }
 
   const PlanningProblem& problem_;
   const Workload& work_;
   const SearchLimits& limits_;
+  const OwnedExperts owned_;
+  const PlacementBounds bounds_;
   ReplicaGreedy greedy_;
+  CoverSearch cover_;
+  DeficitFill fill_;
+  const int64_t cells_;
   SearchState state_;
   Best best_;
   SearchState scratch_;
-  int32_t least_new_ = -1;
-  std::vector<int32_t> replicas_, sent_;
+  ReplicaExchange exchange_;
+  double goal_ = 0;              // the target level, or the least that any placement allows
+  double floor_level_ = 0;       // perfect balance
+  int32_t least_new_ = 0;        // no placement within the goal has fewer new replicas
+  int32_t fewest_ = kAnyNumber;  // new replicas that suffice, once known
+  int64_t polish_until_ = 0;     // work of state_'s flow at which improving on a reached goal ends
+  std::vector<int32_t> sent_;
 };
 
 }  // namespace

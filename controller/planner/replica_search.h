@@ -15,7 +15,7 @@ struct SearchLimits {
   RankCapacity capacity;              // with row limits from memory, before any replica
   std::vector<int64_t> replica_rows;  // [G] rows of memory one replica costs; empty: memory does not limit
   double target_level = 0;            // stop once the peak is at or below
-  int64_t effort = 40;                // edges to look at, per (expert, rank), to improve on the greedy plans
+  int64_t effort = 6;                 // edges to look at, per (expert, rank), to improve on the greedy plans
 };
 
 // A flow whose instances are the owners' and the chosen replicas, each replica with rows to execute; its rows

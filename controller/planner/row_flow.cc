@@ -215,6 +215,10 @@ bool RowFlow::Fit() {
   }
 }
 
+void RowFlow::RelieveAll() {
+  for (int32_t g = 0; g < num_ranks(); ++g) Relieve(g);
+}
+
 void RowFlow::Restore(const RowFlow& saved) {
   load_ = saved.load_;
   instances_ = saved.instances_;

@@ -61,6 +61,8 @@ class RowFlow {
     SetLevel(capacity, level);
     return Fit();
   }
+  // Moves as many rows as possible off the ranks above their room; some may stay above.
+  void RelieveAll();
   // The least level >= `start` that fits, reached. `start` must be a lower bound or an accepted level.
   // Infinity when the limits do not allow any (rows are then left somewhere in between).
   double MinimisePeak(const RankCapacity& capacity, double start);

@@ -5,6 +5,10 @@
 
 namespace lrmoe::planner {
 
+namespace {
+constexpr int kMostFailures = 12;  // to remove a replica; larger ones hardly fare better
+}  // namespace
+
 SearchState::SearchState(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits)
     : problem_(problem), work_(work), limits_(limits), capacity_(limits.capacity) {
   for (const RankResources& rank : problem.cluster.ranks) slots_.push_back(rank.replica_slots);
@@ -25,7 +29,11 @@ void SearchState::Start(bool with_residents) {
 void SearchState::Restore(const SearchState& saved) {
   flow_.Restore(saved.flow_);
   num_new_ = saved.num_new_;
-  if (!limits_.replica_rows.empty()) capacity_.limit = saved.capacity_.limit;
+  if (!limits_.replica_rows.empty()) {
+    capacity_.limit = saved.capacity_.limit;
+  } else if (target_ == saved.target_) {
+    return;  // the rooms are the same
+  }
   SetTarget(saved.target_);
 }
 
@@ -75,13 +83,18 @@ void SearchState::Prune(double level, SearchState& scratch) {
   for (int32_t i = work_.num_experts; i < flow_.end_instance(); ++i)
     if (IsNew(i)) candidates.emplace_back(flow_.instance(i).rows, i);
   std::sort(candidates.begin(), candidates.end());
+  int64_t free = 0;  // never more while replicas only go
+  for (int32_t g = 0; g < work_.num_ranks; ++g) free += std::max<int64_t>(0, flow_.room(g) - flow_.load(g));
   scratch.Restore(*this);
+  int failures = 0;
   for (const auto& [rows, i] : candidates) {
+    if (rows > free || failures == kMostFailures) break;
     Remove(i);
     if (Fit()) {
       scratch.Restore(*this);
     } else {
       Restore(scratch);
+      ++failures;
     }
   }
   DropIdle();
@@ -99,6 +112,12 @@ bool SearchState::Confined(int32_t e) const {
   for (int32_t i = e; i >= 0; i = flow_.instance(i).next_of_expert)
     if (!flow_.InCut(flow_.instance(i).rank)) return false;
   return true;
+}
+
+int64_t SearchState::Excess() const {
+  int64_t excess = 0;
+  for (int32_t g = 0; g < work_.num_ranks; ++g) excess += std::max<int64_t>(0, flow_.load(g) - flow_.room(g));
+  return excess;
 }
 
 int64_t SearchState::CutExcess() const {

@@ -36,7 +36,8 @@ class SearchState {
   // allocation, it is infinite and the rows are those of the least peak without limits.
   double LeastPeak();
 
-  bool HasSlot(int32_t rank_idx) const { return flow_.num_replicas(rank_idx) < slots_[rank_idx]; }
+  int32_t FreeSlots(int32_t rank_idx) const { return slots_[rank_idx] - flow_.num_replicas(rank_idx); }
+  bool HasSlot(int32_t rank_idx) const { return FreeSlots(rank_idx) > 0; }
   bool IsNew(int32_t instance_idx) const {
     const RowFlow::Instance& instance = flow_.instance(instance_idx);
     return instance_idx >= work_.num_experts && instance.rank >= 0 &&
@@ -47,6 +48,7 @@ class SearchState {
   int64_t Room(int32_t rank_idx, bool with_replica) const;
   bool Confined(int32_t expert_idx) const;  // every instance lies in the cut of the last failed Fit
   int64_t CutExcess() const;                // rows the cut holds above its room
+  int64_t Excess() const;                   // rows that all ranks together hold above their room
 
   RowFlow& flow() { return flow_; }
   const RowFlow& flow() const { return flow_; }
