@@ -51,11 +51,7 @@ class Loop {
       }
       rejected.push_back(*std::move(reason));
     }
-    const double lowest = problem_.policy.rates.back();
-    if (problem_.policy.on_infeasible == OnInfeasible::kBestEffort) {
-      Placed& placed = Place(lowest, 0);
-      return Finish(lowest, placed, Evaluate(lowest, placed), std::move(rejected), false);
-    }
+    if (problem_.policy.on_infeasible == OnInfeasible::kBestEffort) return BestEffort(std::move(rejected));
     const RejectedCandidate& last = rejected.back();
     return absl::ResourceExhaustedError(absl::StrFormat(
         "no candidate retention rate fits; at the lowest, %g, %s of %s needs %.0f %s, %.0f available",
@@ -63,6 +59,20 @@ class Loop {
   }
 
  private:
+  // The placement that misses the constraints by the least factor at the lowest rate.
+  LayerPlan BestEffort(std::vector<RejectedCandidate> rejected) {
+    const double rate = problem_.policy.rates.back();
+    int32_t best = 0;
+    double best_ratio = std::numeric_limits<double>::infinity();
+    for (int32_t variant = 0; variant < hooks_.num_variants; ++variant) {
+      const RejectedCandidate missed = *Evaluate(rate, Place(rate, variant)).rejection;
+      const double ratio = missed.needed / std::max(missed.available, 1.0);
+      if (ratio < best_ratio) best = variant, best_ratio = ratio;
+    }
+    Placed& placed = Place(rate, best);
+    return Finish(rate, placed, Evaluate(rate, placed), std::move(rejected), false);
+  }
+
   // Placements depend on the rate only through memory limits; where those do not bind, one serves all
   // candidates.
   Placed& Place(double rate, int32_t variant) {

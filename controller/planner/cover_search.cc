@@ -4,9 +4,6 @@
 
 namespace lrmoe::planner {
 
-CoverSearch::CoverSearch(const PlanningProblem& problem, const Workload& work, const OwnedExperts& owned)
-    : problem_(problem), work_(work), owned_(owned) {}
-
 const std::vector<CoverSearch::Copy>& CoverSearch::Run(const SearchState& state, SenderOrder order,
                                                        int32_t least, int64_t budget) {
   spent_ = 0;
@@ -53,10 +50,6 @@ void CoverSearch::Collect(const SearchState& state) {
   spent_ += work_.num_ranks;
 }
 
-void CoverSearch::StartSharing(const Sender& sender) {
-  untouched_ = sender.first_expert;
-}
-
 int32_t CoverSearch::LargestLeft(const Sender& sender) const {
   int32_t best = untouched_ < sender.end_expert ? untouched_ : -1;
   int64_t most = best >= 0 ? experts_[best].rows : 0;
@@ -66,7 +59,7 @@ int32_t CoverSearch::LargestLeft(const Sender& sender) const {
 }
 
 void CoverSearch::Cover(Sender& sender) {
-  StartSharing(sender);
+  untouched_ = sender.first_expert;
   sender.covered = 0;
   spent_ += 2;
   for (int32_t r : sender.receivers) {
@@ -226,7 +219,7 @@ void CoverSearch::Emit(const SearchState& state) {
   copies_.clear();
   for (int32_t s = 0; s < num_senders_; ++s) {
     const Sender& sender = senders_[s];
-    StartSharing(sender);
+    untouched_ = sender.first_expert;
     for (int32_t r : sender.receivers) {
       const Receiver& receiver = receivers_[r];
       const int32_t largest = LargestLeft(sender);

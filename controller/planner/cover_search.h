@@ -23,7 +23,7 @@ class CoverSearch {
     int32_t expert, rank;
   };
 
-  CoverSearch(const PlanningProblem& problem, const Workload& work, const OwnedExperts& owned);
+  CoverSearch(const Workload& work, const OwnedExperts& owned) : work_(work), owned_(owned) {}
 
   // Replicas to add to `state`, whose rows are as its instances allow at its target. Aims at `least` of them
   // and spends at most `budget` steps on getting there; fewer may be missing than the senders need. Valid
@@ -72,9 +72,7 @@ class CoverSearch {
   void Cover(Sender& sender);
   // The expert with the most rows left: position in experts_, or -1.
   int32_t LargestLeft(const Sender& sender) const;
-  void StartSharing(const Sender& sender);
 
-  const PlanningProblem& problem_;
   const Workload& work_;
   const OwnedExperts& owned_;
   std::vector<Sender> senders_;

@@ -12,6 +12,8 @@
 #include "controller/planner/placement_bounds.h"
 #include "controller/planner/replica_exchange.h"
 #include "controller/planner/replica_greedy.h"
+#include "controller/planner/replica_locality.h"
+#include "controller/planner/replica_thrift.h"
 #include "controller/planner/search_state.h"
 
 namespace lrmoe::planner {
@@ -28,13 +30,15 @@ class Search {
         owned_(problem, work),
         bounds_(problem, work, limits, owned_),
         greedy_(work, owned_),
-        cover_(problem, work, owned_),
+        cover_(work, owned_),
         fill_(work, owned_),
         cells_(int64_t{work.num_experts} * work.num_ranks),
         state_(problem, work, limits),
         best_(state_),
         scratch_(state_),
-        exchange_(work, greedy_, scratch_) {}
+        exchange_(work, greedy_, scratch_),
+        locality_(problem, work, scratch_),
+        thrift_(problem, work) {}
 
   RowFlow Run() {
     goal_ = std::isinf(bounds_.LeastLevel()) ? limits_.target_level
@@ -45,13 +49,12 @@ class Search {
     const bool proven = !Optimal() && cells_ <= kExactCells && Prove();
     if (!best_.reached) Approach(limits_.effort * (cells_ + 500));
     // Within the goal without new replicas is good enough.
-    if (!best_.reached || best_.num_new == 0) return best_.state.flow();
-    const int64_t budget = std::min(limits_.effort * (cells_ + 500), kMostPolish);
-    polish_until_ = state_.flow().work() + kMostPolish + 3 * cells_;
-    if (!proven) Reduce(budget / 2);
-    fewest_ = best_.num_new;
-    Tighten(fewest_, budget / 4);
-    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 4);
+    if (best_.reached && best_.num_new > 0) Polish(proven);
+    if (best_.num_new > 0) {
+      if (best_.reached) locality_.Run(best_.state, goal_, kMostPolish + cells_);
+      best_.state.LeastPeak();
+      thrift_.Run(best_.state, scratch_);
+    }
     return best_.state.flow();
   }
 
@@ -143,6 +146,18 @@ class Search {
     }
   }
 
+  // Fewer new replicas, then a lower peak with as many or one more.
+  void Polish(bool fewest_proven) {
+    const int64_t budget = std::min(limits_.effort * (cells_ + 500), kMostPolish);
+    polish_until_ = state_.flow().work() + kMostPolish + 3 * cells_;
+    if (!fewest_proven) Reduce(budget / 2);
+    fewest_ = best_.num_new;
+    Tighten(fewest_, budget / 4);
+    if (Beyond(best_.level) > 1 / kReplicaWorth &&
+        thrift_.LevelUs(best_.level - floor_level_) > thrift_.CheapestUs())
+      Tighten(fewest_ + 1, budget / 4);
+  }
+
   // Tries to do with fewer new replicas, one at a time.
   void Reduce(int64_t budget) {
     while (!Optimal() && state_.flow().work() < polish_until_) {
@@ -214,6 +229,8 @@ class Search {
     const double goal = std::max(level, goal_), best_goal = std::max(best_.level, goal_);
     if (goal != best_goal) return goal < best_goal;
     if (fewest_ == kAnyNumber && state_.num_new() != best_.num_new) return state_.num_new() < best_.num_new;
+    if (state_.num_new() > best_.num_new && thrift_.LevelUs(best_.level - level) < thrift_.CheapestUs())
+      return false;
     const double cost = state_.num_new() + kReplicaWorth * std::min(1.0, Beyond(level));
     const double best_cost = best_.num_new + kReplicaWorth * std::min(1.0, Beyond(best_.level));
     if (std::abs(cost - best_cost) > 0.2) return cost < best_cost;
@@ -246,6 +263,8 @@ class Search {
   Best best_;
   SearchState scratch_;
   ReplicaExchange exchange_;
+  ReplicaLocality locality_;
+  const ReplicaThrift thrift_;
   double goal_ = 0;              // the target level, or the least that any placement allows
   double floor_level_ = 0;       // perfect balance
   int32_t least_new_ = 0;        // no placement within the goal has fewer new replicas
