@@ -153,9 +153,7 @@ class Search {
     if (!fewest_proven) Reduce(budget / 2);
     fewest_ = best_.num_new;
     Tighten(fewest_, budget / 4);
-    if (Beyond(best_.level) > 1 / kReplicaWorth &&
-        thrift_.LevelUs(best_.level - floor_level_) > thrift_.CheapestUs())
-      Tighten(fewest_ + 1, budget / 4);
+    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 4);
   }
 
   // Tries to do with fewer new replicas, one at a time.
@@ -229,8 +227,6 @@ class Search {
     const double goal = std::max(level, goal_), best_goal = std::max(best_.level, goal_);
     if (goal != best_goal) return goal < best_goal;
     if (fewest_ == kAnyNumber && state_.num_new() != best_.num_new) return state_.num_new() < best_.num_new;
-    if (state_.num_new() > best_.num_new && thrift_.LevelUs(best_.level - level) < thrift_.CheapestUs())
-      return false;
     const double cost = state_.num_new() + kReplicaWorth * std::min(1.0, Beyond(level));
     const double best_cost = best_.num_new + kReplicaWorth * std::min(1.0, Beyond(best_.level));
     if (std::abs(cost - best_cost) > 0.2) return cost < best_cost;

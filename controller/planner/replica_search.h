@@ -15,11 +15,12 @@ struct SearchLimits {
   RankCapacity capacity;              // with row limits from memory, before any replica
   std::vector<int64_t> replica_rows;  // [G] rows of memory one replica costs; empty: memory does not limit
   double target_level = 0;            // stop once the peak is at or below
-  int64_t effort = 6;                 // edges to look at, per (expert, rank), to improve on the greedy plans
+  int64_t effort = 6;                 // edges to look at, per (expert, rank), while the target is missed
 };
 
-// A flow whose instances are the owners' and the chosen replicas, each replica with rows to execute; its rows
-// are a least-peak allocation. At most replica_slots per rank. Residents are free, new replicas are few.
+// Owners and chosen replicas, each with rows to execute; a least-peak allocation. At most replica_slots per
+// rank. Residents are free; of new replicas the fewest that suffice and pay, or one more if it lowers the
+// peak a lot.
 RowFlow SearchReplicas(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits);
 
 // Owners and, if asked, the residents that have a use; least-peak rows.

@@ -12,6 +12,8 @@ ReplicaThrift::ReplicaThrift(const PlanningProblem& problem, const Workload& wor
   const double bytes = parameters * static_cast<double>(model.weight_bytes + model.gradient_bytes);
   on_node_us_ = bytes / (problem.cluster.bandwidth.intra_node_gb_per_s * 1e3);
   off_node_us_ = bytes / (problem.cluster.bandwidth.inter_node_gb_per_s * 1e3);
+  weights_share_ = static_cast<double>(model.weight_bytes) /
+                   static_cast<double>(model.weight_bytes + model.gradient_bytes);
   double fastest = 0;
   for (const RankResources& rank : problem.cluster.ranks) fastest = std::max(fastest, rank.rows_per_ms);
   us_per_row_ = 1e3 / fastest;
@@ -60,7 +62,7 @@ double ReplicaThrift::Worth(const SearchState& state, int32_t idx) const {
   const RowFlow::Instance& instance = state.flow().instance(idx);
   const int32_t owner = problem_.owner[instance.expert];
   const double saved_us = LevelUs(static_cast<double>(instance.rows) / work_.capacity.weight[owner]);
-  return saved_us / TransferUs(owner, instance.rank);
+  return saved_us / (weights_share_ * TransferUs(owner, instance.rank));
 }
 
 int32_t ReplicaThrift::LeastWorth(const SearchState& state) const {

@@ -1,7 +1,6 @@
 // What new replicas cost, and which of them are not worth it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -16,22 +15,21 @@ class ReplicaThrift {
  public:
   ReplicaThrift(const PlanningProblem& problem, const Workload& work);
 
-  // Gives up new replicas that run fewer rows than their rank could in the time of the transfer; then, if the
-  // rest together do not shorten the layer, those with the fewest rows until what is left does. `without` is
-  // a state of the same search, its contents are lost. The rows of `state` stay a least-peak allocation.
+  // Gives up new replicas that run fewer rows than their owner could while it sends the weights; then, if the
+  // rest do not shorten the layer, their gradients counted too, those with the fewest rows until what is left
+  // does. `without` is a state of the same search, its contents are lost. The rows of `state` stay a
+  // least-peak allocation.
   void Run(SearchState& state, SearchState& without) const;
 
+ private:
   // Microseconds to send one replica's weights and to return its gradient.
   double TransferUs(int32_t owner_idx, int32_t rank_idx) const {
     return problem_.cluster.ranks[owner_idx].node == problem_.cluster.ranks[rank_idx].node ? on_node_us_
                                                                                            : off_node_us_;
   }
-  // Microseconds by which a peak of `level` rows outlasts none.
+  // Microseconds that a peak of `level` rows takes.
   double LevelUs(double level) const { return level * us_per_row_; }
-  double CheapestUs() const { return std::min(on_node_us_, off_node_us_); }
-
- private:
-  // Time of a replica's rows at their owner over the time of its transfer.
+  // Time of a replica's rows at their owner over the time of its weights.
   double Worth(const SearchState& state, int32_t instance_idx) const;
   // The new replica of the least worth; there is one.
   int32_t LeastWorth(const SearchState& state) const;
@@ -43,6 +41,7 @@ class ReplicaThrift {
   const PlanningProblem& problem_;
   const Workload& work_;
   double on_node_us_ = 0, off_node_us_ = 0;
+  double weights_share_ = 0;
   double us_per_row_ = 0;  // of the fastest rank
 };
 
