@@ -120,12 +120,16 @@ TEST_CASE("the layer equals the reference: types, ranks, retention, placement, r
 }
 
 TEST_CASE("random shapes, routings and plans equal the reference") {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  // Most of them in fp32, whose tolerance leaves no room: d(alpha) of a few pairs can cancel so well that in
+  // bf16 rounding is up to 2 % of what is left, which says nothing.
+  constexpr uint64_t kShapes = 600, kInBothTypes = 60;
+  for (uint64_t seed = 0; seed < kShapes; ++seed) {
     Random random(seed);
     const auto num_ranks = static_cast<int32_t>(random.Between(1, 4));
     const auto experts = static_cast<int32_t>(random.Between(1, 9));
     // In bf16 very narrow rows cancel so well that rounding is all that is left of a gradient.
-    const DataType type = random.Below(2) == 0 ? DataType::kFp32 : DataType::kBf16;
+    const bool fp32 = random.Below(2) == 0 || seed >= kInBothTypes;
+    const DataType type = fp32 ? DataType::kFp32 : DataType::kBf16;
     const int64_t narrowest = type == DataType::kBf16 ? 12 : 1;
     LayerShape shape = Shape(experts, static_cast<int32_t>(random.Between(1, std::min(3, experts))),
                              static_cast<int32_t>(random.Between(narrowest, 40)),
