@@ -7,6 +7,8 @@ namespace lrmoe::bench {
 
 void AddLayerCommand(CLI::App& app, int& exit_code);
 void AddGemmCommand(CLI::App& app, int& exit_code);
+void AddControlPlaneCommand(CLI::App& app, int& exit_code);
+void AddComparePytorchCommand(CLI::App& app, int& exit_code);
 void AddSelectCommand(CLI::App& app, int& exit_code);
 void AddPlannerCommand(CLI::App& app, int& exit_code);
 

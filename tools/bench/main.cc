@@ -14,6 +14,8 @@ int main(int argc, char** argv) {
   lrmoe::bench::AddGemmCommand(app, exit_code);
   lrmoe::bench::AddSelectCommand(app, exit_code);
   lrmoe::bench::AddPlannerCommand(app, exit_code);
+  lrmoe::bench::AddControlPlaneCommand(app, exit_code);
+  lrmoe::bench::AddComparePytorchCommand(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
