@@ -29,6 +29,10 @@ struct Evaluated {
   std::optional<RejectedCandidate> rejection;
 };
 
+bool SameRows(const PlacedRows& a, const PlacedRows& b) {
+  return a.first == b.first && a.rank == b.rank && a.forward == b.forward;
+}
+
 class Loop {
  public:
   Loop(const PlanningProblem& problem, const Workload& work, const PolicyHooks& hooks)
@@ -44,6 +48,7 @@ class Loop {
       std::optional<RejectedCandidate> reason;
       for (int32_t variant = 0; variant < hooks_.num_variants; ++variant) {
         Placed& placed = Place(rate, variant);
+        if (variant > 0 && SameRows(placed.rows, kept_[variant - 1]->rows)) continue;
         Evaluated evaluated = Evaluate(rate, placed);
         if (!evaluated.rejection)
           return Finish(rate, placed, std::move(evaluated), std::move(rejected), true);

@@ -41,10 +41,14 @@ class Search {
         thrift_(problem, work) {}
 
   RowFlow Run() {
-    goal_ = std::isinf(bounds_.LeastLevel()) ? limits_.target_level
-                                             : std::max(limits_.target_level, bounds_.LeastLevel());
+    goal_ = limits_.target_level;
+    if (!std::isinf(bounds_.LeastLevel())) goal_ = std::max(goal_, bounds_.LeastLevel());
     least_new_ = bounds_.LeastNew(goal_);
     floor_level_ = limits_.capacity.LeastLevel(work_.total, work_.all_ranks);
+    if (std::isinf(bounds_.LeastLevel())) {  // memory forbids every placement: nothing to search for
+      Attempt(true, goal_, Start::kInterleaved, kAnyNumber);
+      return best_.state.flow();
+    }
     First();
     const bool proven = !Optimal() && cells_ <= kExactCells && Prove();
     if (!best_.reached) Approach(limits_.effort * (cells_ + 500));
