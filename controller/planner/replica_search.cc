@@ -67,7 +67,7 @@ class Search {
   static constexpr int32_t kExactNodes = 300;
   // One replica more than suffices, never two, is made if it brings the peak nearer to perfect balance by
   // 1 / kReplicaWorth of the tolerance.
-  static constexpr double kReplicaWorth = 4;
+  static constexpr double kReplicaWorth = 8;
   static constexpr int64_t kMostPolish = 12000;  // edges, once the goal is reached
   static constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
 
@@ -157,7 +157,7 @@ class Search {
     if (!fewest_proven) Reduce(budget / 2);
     fewest_ = best_.num_new;
     Tighten(fewest_, budget / 4);
-    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 4);
+    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 2);
   }
 
   // Tries to do with fewer new replicas, one at a time.
@@ -190,7 +190,8 @@ class Search {
         continue;
       }
       const double before = best_.level;
-      Attempt(true, level, Start::kInterleaved, max_new);
+      for (const Start start : {Start::kInterleaved, Start::kWholeDeficits})
+        if (best_.level >= before) Attempt(true, level, start, max_new);
       if (best_.level >= before) {
         state_.Restore(best_.state);
         state_.SetTarget(level);
