@@ -81,7 +81,7 @@ absl::StatusOr<planner::PlanningProblem> MakeWhatIfProblem(const Core& core, con
     problem.resident = ResidentsOf(plan, problem.cluster);
   problem.policy = change.policy;
   problem.policy.planner = change.planner.empty() ? plan.policy : change.planner;
-  problem.model = MemoryModelOf(core.model()->shape, problem.policy);
+  problem.model = MemoryModelOf(core.model()->shape, problem.policy, hellos.front());
   problem.history = EarlierDemand(history, record);
   return problem;
 }
