@@ -136,6 +136,38 @@ TEST_CASE("every new replica pays for its weights, all of them together for thei
   CHECK(fewer > 100);
 }
 
+TEST_CASE("larger problems with little memory here and there are planned within it", "[placement]") {
+  Random random(44);
+  int feasible = 0, lowered = 0, with_replicas = 0;
+  for (int trial = 0; trial < 600; ++trial) {
+    CAPTURE(trial);
+    PlanningProblem problem =
+        RandomProblem(random, {.max_experts = 64, .max_ranks = 24, .max_slots = 4, .max_count = 4000});
+    const auto roomy = Plan(problem);
+    REQUIRE(roomy.ok());
+    for (size_t g = 0; g < roomy->ranks.size(); ++g)
+      if (random.Below(3) == 0)
+        problem.cluster.ranks[g].memory_bytes = static_cast<int64_t>(
+            (0.6 + 0.8 * random.Uniform()) * static_cast<double>(roomy->ranks[g].memory_bytes.total()));
+    problem.policy.on_infeasible = OnInfeasible::kBestEffort;
+    const auto plan = Plan(problem);
+    REQUIRE(plan.ok());
+    const absl::Status legal = CheckPlan(problem, *plan);
+    CAPTURE(legal.ToString());
+    REQUIRE(legal.ok());
+    CHECK(*Plan(problem) == *plan);
+    if (!plan->feasible) continue;
+    for (size_t g = 0; g < plan->ranks.size(); ++g)
+      CHECK(plan->ranks[g].memory_bytes.total() <= problem.cluster.ranks[g].memory_bytes);
+    ++feasible;
+    lowered += plan->retention_rate < 1;
+    with_replicas += plan->new_replicas > 0;
+  }
+  CHECK(feasible > 300);
+  CHECK(lowered > 30);
+  CHECK(with_replicas > 150);
+}
+
 TEST_CASE("receivers on the sender's node are preferred", "[placement]") {
   // Rank 0 and rank 3 are hot; each has one rank with room on its own node and one on the other.
   PlanningProblem problem;
