@@ -8,6 +8,7 @@ SOURCES = CXX + (".py", ".sh", ".proto")
 
 MAX_LINES = 450
 MAX_KERNEL_LINES = 600
+MAX_FUNCTION_LINES = 70
 MAX_README_LINES = 40
 
 # Folder -> what its files may include of ours, by the longest folder that fits. "lrmoe/v1/" is the generated code.
@@ -60,6 +61,7 @@ HEAVY_IN_COMMON = re.compile(r"^(spdlog/|CLI/|nlohmann/json\.hpp|grpcpp/|iostrea
 BANNED_WORDS = {"manager", "helper", "helpers", "util", "utils"}
 CXX_TYPE = re.compile(r"^\s*(?:template\s*<.*>\s*)?(?:class|struct|union|enum(?:\s+class)?|using)\s+([A-Z]\w*)\b(?!\s*;)")
 PYTHON_TYPE = re.compile(r"^\s*class\s+([A-Za-z_]\w*)")
+NO_FUNCTION = re.compile(r"(class|struct|union|enum|template|TEST_CASE|TEMPLATE_TEST_CASE|(static )?constexpr|const )")
 SNAKE_CASE = re.compile(r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")
 SCRIPT_NAME = re.compile(r"^[a-z0-9_-]+\.sh$")  # commands may have hyphens, like other commands
 # Included several times on purpose, once per instruction set.
@@ -125,6 +127,25 @@ def check_size(path, text):
         yield 0, f"{lines} lines; at most {limit}: split it"
 
 
+def check_function_length(path, text):
+    """Functions at namespace scope, by our layout: they open with a { at a line's end and close with a } in the first column."""
+    if not path.endswith(CXX):
+        return
+    begin = None  # where the newest line starts that is not indented: the function's name, also of a long signature
+    opened = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if opened:
+            if line.startswith("}"):
+                if number - begin + 1 > MAX_FUNCTION_LINES and not NO_FUNCTION.match(text.splitlines()[begin - 1]):
+                    yield begin, f"{number - begin + 1} lines; a function has at most {MAX_FUNCTION_LINES}: split it"
+                opened = False
+            continue
+        if re.match(r"[A-Za-z_]", line):
+            begin = number
+        opened = begin is not None and line.endswith("{") and (begin == number or line.startswith("   ")) \
+            and not line.startswith(("namespace", "extern"))
+
+
 def check_pragma_once(path, text):
     if not path.endswith((".h", ".cuh")) or path in INCLUDED_OFTEN:
         return
@@ -176,7 +197,7 @@ def check_text(path, text):
             yield number, "tests do not sleep; wait for what should happen, with a deadline"
 
 
-FILE_CHECKS = [check_includes, check_size, check_pragma_once, check_names, check_text]
+FILE_CHECKS = [check_includes, check_size, check_function_length, check_pragma_once, check_names, check_text]
 
 
 def needs_readme(folder):
