@@ -36,7 +36,7 @@ void CoverSearch::Collect(const SearchState& state) {
         std::stable_sort(experts_.begin() + sender.first_expert, experts_.end(),
                          [](const Expert& a, const Expert& b) { return a.rows > b.rows; });
     } else if (state.HasSlot(g)) {
-      const int64_t room = state.Room(g, true);
+      const int64_t room = std::min(state.Room(g, true), work_.total);
       if (room > 0) receivers_.push_back({g, room, -1});
     }
   }

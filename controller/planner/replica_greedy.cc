@@ -25,7 +25,10 @@ void ReplicaGreedy::FindReceivers(const SearchState& state, bool with_full_ranks
   const RowFlow& flow = state.flow();
   // Rows that a rank's replicated experts can pass on make room too: what their instances have free together.
   if (++stamp_ == 1) seen_.resize(work_.num_experts, 0), free_.resize(work_.num_experts, 0);
-  const auto free_at = [&](int32_t g) { return std::max<int64_t>(flow.room(g) - flow.load(g), 0); };
+  // No more than all rows there are: without limits a room is as large as an integer can be.
+  const auto free_at = [&](int32_t g) {
+    return std::clamp<int64_t>(flow.room(g) - flow.load(g), 0, work_.total);
+  };
   const auto free_of = [&](int32_t e) {
     if (seen_[e] == stamp_) return free_[e];
     seen_[e] = stamp_;
@@ -36,7 +39,7 @@ void ReplicaGreedy::FindReceivers(const SearchState& state, bool with_full_ranks
   };
   for (int32_t g = 0; g < work_.num_ranks; ++g) {
     if (flow.InCut(g) || !state.HasSlot(g)) continue;
-    int64_t room = state.Room(g, true);
+    int64_t room = std::min(state.Room(g, true), work_.total);
     for (int32_t i = flow.first_on_rank(g); i >= 0; i = flow.instance(i).next_on_rank) {
       const int64_t rows = flow.instance(i).rows;
       if (rows > 0) room += std::min(rows, free_of(flow.instance(i).expert) - free_at(g));
