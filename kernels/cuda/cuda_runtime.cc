@@ -113,7 +113,7 @@ class CudaRuntime : public Runtime {
   }
 
   absl::Status Start() {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     cudaDeviceProp properties;
     LRMOE_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, ordinal_));
     name_ =
@@ -134,6 +134,7 @@ class CudaRuntime : public Runtime {
   int64_t memory_bytes() const override { return memory_bytes_; }
   const Driver& driver() const { return driver_; }
   int64_t granularity() const { return granularity_; }
+  absl::Status MakeCurrent() const { return ToStatus(cudaSetDevice(ordinal_), "choosing the device"); }
 
   CUmemAllocationProp Property() const {
     CUmemAllocationProp property{};
@@ -155,7 +156,7 @@ class CudaRuntime : public Runtime {
   }
 
   absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     const int64_t capacity = RoundUp(std::max<int64_t>(bytes, 1), granularity_);
     CUdeviceptr base = 0;
     if (absl::Status status =
@@ -168,14 +169,14 @@ class CudaRuntime : public Runtime {
   }
 
   absl::StatusOr<std::unique_ptr<Memory>> AllocatePinned(int64_t bytes) override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     void* base = nullptr;
     LRMOE_CUDA_RETURN_IF_ERROR(cudaHostAlloc(&base, bytes, cudaHostAllocPortable));
     return std::make_unique<PinnedMemory>(base, bytes);
   }
 
   absl::Status Copy(void* dst, const void* src, int64_t bytes, Direction direction) override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     const cudaMemcpyKind kind = direction == Direction::kToDevice ? cudaMemcpyHostToDevice
                                 : direction == Direction::kToHost ? cudaMemcpyDeviceToHost
                                                                   : cudaMemcpyDeviceToDevice;
@@ -183,17 +184,17 @@ class CudaRuntime : public Runtime {
   }
 
   absl::Status Fill(void* dst, uint8_t value, int64_t bytes) override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     return ToStatus(cudaMemsetAsync(dst, value, bytes, stream_), "fill");
   }
 
   absl::Status Launch(absl::FunctionRef<absl::Status()> enqueue) override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     return enqueue();
   }
 
   absl::Status Synchronize() override {
-    LRMOE_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal_));
+    if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     return ToStatus(cudaStreamSynchronize(stream_), "waiting for the device");
   }
 
@@ -227,6 +228,7 @@ absl::Status DeviceMemory::Commit(int64_t end) {
   if (end > capacity_) return absl::ResourceExhaustedError(absl::StrCat(end, " of ", capacity_, " bytes"));
   const int64_t bytes = RoundUp(end, runtime_->granularity()) - mapped_;
   if (bytes <= 0) return absl::OkStatus();
+  if (absl::Status status = runtime_->MakeCurrent(); !status.ok()) return status;
   const Driver& driver = runtime_->driver();
   const CUmemAllocationProp property = runtime_->Property();
   CUmemGenericAllocationHandle handle = 0;

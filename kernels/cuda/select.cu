@@ -67,7 +67,7 @@ __device__ Threshold FindThreshold(const float* score, int64_t n, int64_t keep, 
   return {prefix, keep};
 }
 
-__global__ void SelectKernel(SelectArgs args) {
+__global__ void __launch_bounds__(kSelectThreads) SelectKernel(SelectArgs args) {
   uint32_t* histogram = SharedMemory<uint32_t>();
   int32_t* counts = reinterpret_cast<int32_t*>(histogram + 256);
   const int64_t expert = blockIdx.x;

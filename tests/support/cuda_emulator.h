@@ -19,6 +19,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __restrict__
+#define __launch_bounds__(threads)
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;

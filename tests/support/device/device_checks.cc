@@ -22,13 +22,18 @@ std::vector<float> Floats(int64_t n, Random& random, double low = -1, double hig
   return values;
 }
 
+// Empty vectors have no address.
+void CopyBytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 std::vector<std::byte> ToType(Device& cpu, Type type, const std::vector<float>& values) {
   std::vector<std::byte> bytes(values.size() * SizeOf(type));
   const auto n = static_cast<int64_t>(values.size());
   if (type == Type::kBf16)
     cpu.Fp32ToBf16(n, values.data(), reinterpret_cast<Bf16*>(bytes.data()));
   else
-    std::memcpy(bytes.data(), values.data(), bytes.size());
+    CopyBytes(bytes.data(), values.data(), bytes.size());
   return bytes;
 }
 
@@ -38,7 +43,7 @@ std::vector<float> ToFloats(Device& cpu, Type type, const std::vector<std::byte>
   if (type == Type::kBf16)
     cpu.Bf16ToFp32(n, reinterpret_cast<const Bf16*>(bytes.data()), values.data());
   else
-    std::memcpy(values.data(), bytes.data(), bytes.size());
+    CopyBytes(values.data(), bytes.data(), bytes.size());
   return values;
 }
 
@@ -71,7 +76,7 @@ class OnDevice {
 
 std::vector<std::byte> Bytes(const std::vector<float>& values) {
   std::vector<std::byte> bytes(values.size() * 4);
-  std::memcpy(bytes.data(), values.data(), bytes.size());
+  CopyBytes(bytes.data(), values.data(), bytes.size());
   return bytes;
 }
 std::vector<std::byte> Poison(int64_t bytes) {
