@@ -67,6 +67,8 @@ absl::string_view Name(Selection value) {
       return "grad_abs";
     case Selection::kRandom:
       return "random";
+    case Selection::kLrmSampled:
+      return "lrm_sampled";
   }
   return "unknown";
 }
@@ -112,9 +114,10 @@ absl::Status SetPolicyField(Policy& policy, absl::string_view field, absl::strin
     LRMOE_RETURN_IF_ERROR(
         ParseEnum(field, value, {OnInfeasible::kFail, OnInfeasible::kBestEffort}, next.on_infeasible));
   } else if (field == "selection") {
-    LRMOE_RETURN_IF_ERROR(ParseEnum(
-        field, value, {Selection::kLrm, Selection::kGradNorm2, Selection::kGradAbs, Selection::kRandom},
-        next.selection));
+    LRMOE_RETURN_IF_ERROR(ParseEnum(field, value,
+                                    {Selection::kLrm, Selection::kGradNorm2, Selection::kGradAbs,
+                                     Selection::kRandom, Selection::kLrmSampled},
+                                    next.selection));
   } else if (field == "router_gradient") {
     LRMOE_RETURN_IF_ERROR(
         ParseEnum(field, value, {RouterGradient::kExact, RouterGradient::kRetained}, next.router_gradient));

@@ -13,7 +13,7 @@
 namespace lrmoe {
 
 enum class OnInfeasible : uint8_t { kFail = 1, kBestEffort = 2 };
-enum class Selection : uint8_t { kLrm = 1, kGradNorm2 = 2, kGradAbs = 3, kRandom = 4 };
+enum class Selection : uint8_t { kLrm = 1, kGradNorm2 = 2, kGradAbs = 3, kRandom = 4, kLrmSampled = 5 };
 enum class RouterGradient : uint8_t { kExact = 1, kRetained = 2 };
 
 struct Policy {
@@ -27,7 +27,7 @@ struct Policy {
   OnInfeasible on_infeasible = OnInfeasible::kFail;
   Selection selection = Selection::kLrm;
   RouterGradient router_gradient = RouterGradient::kExact;
-  uint64_t seed = 0;  // for Selection::kRandom
+  uint64_t seed = 0;  // for Selection::kRandom and kLrmSampled
   bool operator==(const Policy&) const = default;
 };
 
@@ -35,7 +35,7 @@ struct Policy {
 absl::Status Validate(const Policy& policy);
 
 absl::string_view Name(OnInfeasible value);    // fail | best_effort
-absl::string_view Name(Selection value);       // lrm | grad_norm2 | grad_abs | random
+absl::string_view Name(Selection value);       // lrm | grad_norm2 | grad_abs | random | lrm_sampled
 absl::string_view Name(RouterGradient value);  // exact | retained
 
 // Sets one field from its text form ("rates" takes a comma-separated list, "window_us" takes "inf").

@@ -43,11 +43,12 @@ void AddPolicy(Policy* policy, Settings* parser) {
   AddPolicyField(policy, parser, "on_infeasible", "WHAT",
                  "When no candidate fits: fail, or best_effort (the plan of the last one, marked).");
   AddPolicyField(policy, parser, "selection", "SCORE",
-                 "Which rows are kept: lrm, grad_norm2, grad_abs or random (for comparison).");
+                 "Which rows are kept: lrm, lrm_sampled (by chance, unbiased), or for comparison grad_norm2, "
+                 "grad_abs, random.");
   AddPolicyField(
       policy, parser, "router_gradient", "MODE",
       "Gradient of the routing weights: exact (all pairs), or retained (kept pairs only, less memory).");
-  AddPolicyField(policy, parser, "seed", "N", "Seed of the random selection.");
+  AddPolicyField(policy, parser, "seed", "N", "Seed of the random and sampled selections.");
 }
 
 void AddMicroseconds(Settings* parser, const std::string& name, int64_t* target_us, DurationRange range,

@@ -223,11 +223,11 @@ void ToWire(const ExecutionPlan& plan, v1::ExecutionPlan* wire) {
 
 absl::StatusOr<ExecutionPlan> FromWire(const v1::ExecutionPlan& wire) {
   static_assert(v1::SELECTION_LRM == static_cast<int>(Selection::kLrm) &&
-                v1::SELECTION_RANDOM == static_cast<int>(Selection::kRandom) &&
+                v1::SELECTION_LRM_SAMPLED == static_cast<int>(Selection::kLrmSampled) &&
                 v1::ROUTER_GRADIENT_EXACT == static_cast<int>(RouterGradient::kExact) &&
                 v1::ROUTER_GRADIENT_RETAINED == static_cast<int>(RouterGradient::kRetained));
   ExecutionPlan plan;
-  LRMOE_RETURN_IF_ERROR(InRange("selection", wire.selection(), v1::SELECTION_LRM, v1::SELECTION_RANDOM));
+  LRMOE_RETURN_IF_ERROR(InRange("selection", wire.selection(), v1::SELECTION_LRM, v1::SELECTION_LRM_SAMPLED));
   LRMOE_RETURN_IF_ERROR(InRange("router_gradient", wire.router_gradient(), v1::ROUTER_GRADIENT_EXACT,
                                 v1::ROUTER_GRADIENT_RETAINED));
   LRMOE_ASSIGN_OR_RETURN(plan.plan, FromWire(wire.plan()));

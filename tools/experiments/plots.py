@@ -32,7 +32,9 @@ def _bars(folder, name, labels, rows, value, linear_below=None):
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for index, selection in enumerate(SELECTIONS):
         entries = [value(entry) for group, s, entry in rows if s == selection]
-        axes.bar([i + (index - 1.5) * 0.2 for i in range(len(groups))], [e["mean"] for e in entries], 0.2,
+        width = 0.8 / len(SELECTIONS)
+        axes.bar([i + (index - (len(SELECTIONS) - 1) / 2) * width for i in range(len(groups))], [e["mean"] for e in entries],
+                 width,
                  yerr=[e["spread"] or 0.0 for e in entries], label=selection, capsize=2)
     axes.set_xticks(range(len(groups)))
     axes.set_xticklabels(groups)

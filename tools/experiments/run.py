@@ -2,7 +2,7 @@
 
     run.py --build-dir build/release [--quick] [--only convergence,criteria,time_to_loss] [--out out/experiments]
 
-convergence: C0, C10, C20, C30 (paper, figure 5); criteria: lrm, grad_norm2, grad_abs, random at equal rates (table 2);
+convergence: C0, C10, C20, C30 (paper, figure 5); criteria: lrm, grad_norm2, grad_abs, random (table 2) and lrm_sampled;
 time_to_loss: processor time of the MoE layers until fixed losses (table 1). Several seeds, the same weights and data in all
 arms. Runs that are done are kept: start it again to go on. Ends with tables, plots and DIR/summary.json.
 """

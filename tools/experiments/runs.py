@@ -2,7 +2,7 @@
 
 from typing import Dict, NamedTuple, Optional, Tuple
 
-SELECTIONS = ("lrm", "grad_norm2", "grad_abs", "random")
+SELECTIONS = ("lrm", "lrm_sampled", "grad_norm2", "grad_abs", "random")
 
 
 class Sizes(NamedTuple):

@@ -9,16 +9,18 @@
 namespace lrmoe::engine {
 namespace {
 
-void ScoreRandomly(const ForwardContext& context, int32_t top_k, std::span<float> scores) {
+// Calls use(p, draw): a number in [0, 1) for each pair, from the seed, the invocation and the pair alone, not
+// from ranks or other pairs.
+template <typename Use>
+void DrawPairs(const ForwardContext& context, int32_t top_k, size_t num_pairs, const Use& use) {
   const Invocation& invocation = context.plan().invocation;
-  // One generator per pair: the draw of a pair depends on its identity alone, not on ranks or on other pairs.
   Random mixer(context.execution.seed);
   uint64_t seed = mixer.Next();
   for (int64_t part : {invocation.step, int64_t{invocation.layer}, int64_t{invocation.micro_batch}})
     seed = Random(seed ^ static_cast<uint64_t>(part)).Next();
-  for (size_t p = 0; p < scores.size(); ++p) {
+  for (size_t p = 0; p < num_pairs; ++p) {
     const uint64_t pair = static_cast<uint64_t>(context.token_offset) * top_k + p;
-    scores[p] = static_cast<float>(Random(seed ^ (pair * 0x9E3779B97F4A7C15ULL)).Next() >> 40) * 0x1.0p-24F;
+    use(p, static_cast<float>(Random(seed ^ (pair * 0x9E3779B97F4A7C15ULL)).Next() >> 40) * 0x1.0p-24F);
   }
 }
 
@@ -29,7 +31,7 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const
   const int32_t k = state.shape().top_k;
   const Selection selection = context.execution.selection;
   if (selection == Selection::kRandom) {
-    ScoreRandomly(context, k, scores);
+    DrawPairs(context, k, scores.size(), [&](size_t p, float draw) { scores[p] = draw; });
     return absl::OkStatus();
   }
   LRMOE_ASSIGN_OR_RETURN(Buffer token_value, state.arena->Take(context.num_tokens * 4, "token scores"));
@@ -42,9 +44,23 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const
   const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
   for (size_t p = 0; p < scores.size(); ++p) {
     const float g = value[p / k];
-    scores[p] = selection == Selection::kLrm ? alpha[p] * alpha[p] * g * norm2[p] : g;
+    const bool lrm = selection == Selection::kLrm || selection == Selection::kLrmSampled;
+    scores[p] = lrm ? alpha[p] * alpha[p] * g * norm2[p] : g;
   }
+  if (selection == Selection::kLrmSampled)
+    DrawPairs(context, k, scores.size(),
+              [&](size_t p, float draw) { scores[p] = std::sqrt(scores[p]) / (1 - draw); });
   return absl::OkStatus();
+}
+
+void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int32_t> pair_expert,
+                    std::span<const uint8_t> kept, std::span<const float> scores,
+                    std::span<const float> dropped) {
+  const auto alpha = context.alpha.as<float>();
+  DrawPairs(context, top_k, scores.size(), [&](size_t p, float draw) {
+    const float size = scores[p] * (1 - draw), least = dropped[pair_expert[p]];
+    if (kept[p] && size < least) alpha[p] *= least / size;
+  });
 }
 
 absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,

@@ -13,9 +13,19 @@ namespace lrmoe::engine {
 // Scores of all pairs of this source, [P], in fp32, by the plan's selection criterion:
 //   lrm         alpha^2 ||g||^2 ||phi||^2      grad_norm2  ||g||^2      grad_abs  sum |g|
 //   random      uniform in [0, 1) from (seed, invocation, global token, slot)
+//   lrm_sampled sqrt(lrm) / (1 - random): an expert's largest are a priority sample of pairs of size
+//   sqrt(lrm)
 // `dy` [T, H] is the gradient before multiplication by alpha.
 absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const std::byte* dy,
                         std::span<float> scores);
+
+// lrm_sampled: multiplies alpha of kept pairs by max(1, dropped / size), where `dropped` [E] is the largest
+// score of an expert that was not kept. Over seeds the experts' gradients and dx are then those of the
+// complete backward pass in expectation (priority sampling: Duffield, Lund, Thorup, J. ACM 54(6), 2007). Not
+// in the paper, whose selection always drops the same kind of pairs. `pair_expert`, `kept`, `scores`: [P].
+void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int32_t> pair_expert,
+                    std::span<const uint8_t> kept, std::span<const float> scores,
+                    std::span<const float> dropped);
 
 // OutOfRange naming rank, token, slot, expert and value of the first score that is NaN or infinite.
 absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,

@@ -89,6 +89,13 @@ std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32
 std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
                                   int64_t quota) {
   const kernels::TopK top = kernels::SelectTopK(scores, quota);
+  float dropped = 0;
+  int64_t equal = 0;
+  for (float score : scores) {
+    if (score < top.threshold) dropped = std::max(dropped, score);
+    equal += score == top.threshold;
+  }
+  if (equal > top.ties) dropped = top.threshold;
   std::vector<Verdict> verdicts(counts.size());
   int64_t ties = top.ties;
   size_t next = 0;
@@ -98,7 +105,7 @@ std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const
       for (int64_t i = 0; i < counts[s]; ++i) here += scores[next + i] == top.threshold;
       here = std::min(here, ties);
     }
-    verdicts[s] = {top.threshold, static_cast<int32_t>(here)};
+    verdicts[s] = {top.threshold, static_cast<int32_t>(here), dropped};
     ties -= here;
     next += counts[s];
   }
@@ -123,12 +130,14 @@ std::vector<bool> SelectiveExperts(const LayerPlan& plan) {
   return out;
 }
 
-absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<const int32_t> owner,
-                         std::span<const int32_t> pair_expert, std::span<const float> pair_score,
-                         std::span<uint8_t> kept) {
+absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPlan& plan,
+                                               std::span<const int32_t> owner,
+                                               std::span<const int32_t> pair_expert,
+                                               std::span<const float> pair_score, std::span<uint8_t> kept) {
   const ScoreLayout layout = LayOut(plan, owner, exchange.rank());
   for (size_t p = 0; p < kept.size(); ++p) kept[p] = plan.quota[pair_expert[p]] > 0;
-  if (layout.experts.empty()) return absl::OkStatus();
+  std::vector<float> dropped(owner.size(), 0.0F);
+  if (layout.experts.empty()) return dropped;
 
   // Scores in (owner, expert, token, slot) order; `order` is the pair behind each place.
   const auto num_ranks = static_cast<size_t>(exchange.num_ranks());
@@ -170,11 +179,13 @@ absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<co
   for (size_t j : by_owner) {
     const int64_t pairs = layout.pairs[j * num_ranks + exchange.rank()];
     if (pairs == 0) continue;
-    MarkKept(std::span(scores).subspan(first_of[j], pairs), in[next_verdict++],
+    const Verdict& verdict = in[next_verdict++];
+    dropped[layout.experts[j]] = verdict.dropped;
+    MarkKept(std::span(scores).subspan(first_of[j], pairs), verdict,
              std::span(marks).subspan(first_of[j], pairs));
   }
   for (int64_t i = 0; i < total; ++i) kept[order[i]] = marks[i];
-  return absl::OkStatus();
+  return dropped;
 }
 
 }  // namespace lrmoe::engine

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/plan.h"
 #include "worker/engine/exchange.h"
 
@@ -18,6 +18,7 @@ namespace lrmoe::engine {
 struct Verdict {
   float threshold = 0;
   int32_t ties = 0;
+  float dropped = 0;  // the largest score of all sources that is not kept; 0 when all are
 };
 
 // Owner's part. `scores` of one expert's pairs: all sources one after another, counts[s] of source s, each in
@@ -32,9 +33,11 @@ void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<u
 std::vector<bool> SelectiveExperts(const LayerPlan& plan);
 
 // Collective. `pair_expert` and `pair_score` [P] of this source in (token, slot) order (scores of other
-// experts than the selective ones are ignored); fills `kept` [P].
-absl::Status SelectPairs(Exchange& exchange, const LayerPlan& plan, std::span<const int32_t> owner,
-                         std::span<const int32_t> pair_expert, std::span<const float> pair_score,
-                         std::span<uint8_t> kept);
+// experts than the selective ones are ignored); fills `kept` [P]. Returns by expert [E] the largest score
+// that no source kept, for the selective experts of this source's pairs; 0 for others.
+absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPlan& plan,
+                                               std::span<const int32_t> owner,
+                                               std::span<const int32_t> pair_expert,
+                                               std::span<const float> pair_score, std::span<uint8_t> kept);
 
 }  // namespace lrmoe::engine

@@ -26,7 +26,7 @@ TEST_CASE("a bad policy value names field, value and range, and changes nothing"
            {"rates", "", "a number"},
            {"retention_floor", "-1", "0..1"},
            {"window_us", "0", "> 0"},
-           {"selection", "best", "lrm, grad_norm2, grad_abs, random"},
+           {"selection", "best", "lrm, grad_norm2, grad_abs, random, lrm_sampled"},
            {"colour", "red", "unknown policy field \"colour\""}}) {
     const absl::Status status = SetPolicyField(policy, field, value);
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);

@@ -196,8 +196,8 @@ TEST_CASE("an expert without kept rows keeps an exactly unchanged gradient; quot
 
 TEST_CASE("the dropped set is the same for every number of ranks and placement, and is the exact top K") {
   for (const DataType type : {DataType::kFp32, DataType::kBf16}) {
-    for (const Selection selection :
-         {Selection::kLrm, Selection::kGradNorm2, Selection::kGradAbs, Selection::kRandom}) {
+    for (const Selection selection : {Selection::kLrm, Selection::kGradNorm2, Selection::kGradAbs,
+                                      Selection::kRandom, Selection::kLrmSampled}) {
       std::vector<uint8_t> first;
       for (const std::vector<int64_t>& split :
            {std::vector<int64_t>{48}, {24, 24}, {40, 8}, {10, 0, 38}, {12, 12, 12, 12}}) {

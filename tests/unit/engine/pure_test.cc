@@ -258,8 +258,10 @@ TEST_CASE("selection keeps the largest scores, ties to the lowest source and pai
     std::vector<uint8_t> expected(scores.size(), 0), actual(scores.size(), 9);
     for (int64_t i = 0; i < quota; ++i) expected[order[i]] = 1;
     const std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota);
+    const float dropped = quota < static_cast<int64_t>(order.size()) ? scores[order[quota]] : 0.0F;
     size_t next = 0;
     for (int64_t s = 0; s < num_sources; ++s) {
+      REQUIRE(verdicts[s].dropped == dropped);
       MarkKept(std::span(scores).subspan(next, counts[s]), verdicts[s],
                std::span(actual).subspan(next, counts[s]));
       next += counts[s];

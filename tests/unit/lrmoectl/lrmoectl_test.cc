@@ -149,7 +149,8 @@ TEST_CASE("policy set", "[lrmoectl]") {
   const Outcome bad = RunWith(admin.address(), "policy set selection=best");
   CHECK(bad.status == 2);
   CHECK(bad.out.empty());
-  CHECK_THAT(bad.err, Catch::Contains("selection is \"best\"; allowed: lrm, grad_norm2, grad_abs, random"));
+  CHECK_THAT(bad.err, Catch::Contains(
+                          "selection is \"best\"; allowed: lrm, grad_norm2, grad_abs, random, lrm_sampled"));
   const Outcome unknown = RunWith(admin.address(), "policy set colour=red");
   CHECK(unknown.status == 2);
   CHECK_THAT(unknown.err, Catch::Contains("colour") && Catch::Contains("retention_floor"));
