@@ -3,6 +3,7 @@
 #   build   compilers and libraries of the C++ programs
 #   python  PyTorch, gRPC, NumPy and Matplotlib for /usr/bin/python3
 #   tests   what only the tests need
+#   frameworks  what the tests with transformers need besides PyPI
 #   text    the English text the quickstart learns by default
 set -euo pipefail
 
@@ -13,6 +14,7 @@ declare -A groups=(
   # Debian's PyTorch multiplies with whatever libblas is installed: OpenBLAS is ten times the reference BLAS.
   [python]="python3-torch python3-grpcio python3-protobuf python3-numpy python3-matplotlib libopenblas0-pthread"
   [tests]="clang-format"
+  [frameworks]="python3-venv"
   [text]="perl-doc"
 )
 

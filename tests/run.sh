@@ -116,6 +116,7 @@ counted "end to end" build/e2e.log "$python" tests/e2e/run.py --build-dir "build
 
 if [ "$frameworks" = 1 ]; then
   stage "transformers environments"
+  deploy/install-packages.sh frameworks || fail "packages of the frameworks"
   tests/frameworks/install.sh build/frameworks >build/frameworks-install.log 2>&1 ||
     { tail -20 build/frameworks-install.log; fail "transformers environments"; }
 fi

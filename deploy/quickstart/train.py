@@ -28,7 +28,7 @@ def parse_options():
     parser.add_argument("--arm", required=True, help="name for the progress lines")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=12, help="sequences per rank and step")
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences per rank and step")
     parser.add_argument("--length", type=int, default=64, help="bytes per sequence")
     parser.add_argument("--num-layers", type=int, default=4)
     parser.add_argument("--num-experts", type=int, default=16)
