@@ -4,14 +4,13 @@
 //   --abort-job    instead: rank 0 ends the job with exit code 43 while the others wait.
 //   --measure      instead: latency of the small operations and bandwidth of the exchange, one line of JSON
 //   each.
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
 #include "common/check.h"
 #include "tests/contract/transport/conformance.h"
+#include "tests/support/run_tests.h"
 #include "worker/transport/mpi.h"
 
 namespace lrmoe::transport {
@@ -146,7 +145,7 @@ int Run(int argc, char** argv) {
   if (mode == "--measure") {
     Measure();
   } else {
-    failed = Catch::Session().run(argc, argv);
+    failed = test::RunTests(argc, argv);
   }
   transport->reset();
   // The newest epoch decides whether MPI is finalized: it must be a live one.
