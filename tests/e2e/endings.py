@@ -278,13 +278,20 @@ class Endings(unittest.TestCase):
 
     def test_usage(self):
         for arguments, message in (([], "controller"), (["--controller", "nowhere"], "host:port"),
-                                   (["--controller", "h:1", "--device", "cuda:0"], "built without CUDA"),
-                                   (["--controller", "h:1", "--transport", "nccl"], "built without NCCL"),
+                                   (["--controller", "h:1", "--device", "tpu"], "allowed: auto, cpu"),
                                    (["--controller", "h:1", "--activation-memory", "forget"], "allowed: save, recompute"),
                                    (["--controller", "h:1", "--frobnicate", "1"], "frobnicate")):
             process = subprocess.run([os.path.join(BIN, "lrmoe-worker"), *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual(process.returncode, 2, process.stderr)
             self.assertIn(message, process.stderr)
+
+    def test_devices_that_are_not_there(self):
+        """A build without CUDA refuses the value; one with it looks, and says what is missing."""
+        for arguments in (["--device", "cuda:1023"], ["--device", "cpu", "--transport", "nccl"]):
+            process = subprocess.run([os.path.join(BIN, "lrmoe-worker"), "--controller", "h:1", *arguments],
+                                     capture_output=True, text=True, timeout=60)
+            self.assertIn(process.returncode, (1, 2), process.stderr)
+            self.assertRegex(process.stderr, "built without|no NVIDIA driver|CUDA device|allowed:")
 
 
 if __name__ == "__main__":
