@@ -12,7 +12,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 STEPS = 30
 FIELDS = {"name", "loss_first", "loss_last", "tokens_per_s", "retention_rate_mean", "imbalance_before", "imbalance_after",
           "routed_rows", "kept_rows", "backward_ms_critical_rank", "peak_bytes_worker_max", "plan_ms_p50"}
-PAIRS_PER_STEP = 4 * 4 * 12 * 64  # layers x k x sequences x length, per rank
+PAIRS_PER_STEP = 4 * 4 * 8 * 64  # layers x k x sequences x length, per rank
 
 
 class QuickstartTest(unittest.TestCase):
