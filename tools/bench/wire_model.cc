@@ -91,7 +91,8 @@ void CountSelection(const WireInput& input, const std::vector<Pair>& pairs, std:
     if (owner[pair.expert] != pair.source) out[pair.source].backward.scalars += 4;
   }
   for (const auto& [source, expert] : asked)
-    if (owner[expert] != source) out[owner[expert]].backward.scalars += 12;  // threshold, ties, largest dropped
+    if (owner[expert] != source)
+      out[owner[expert]].backward.scalars += 12;  // threshold, ties, largest dropped
   for (int32_t s = 0; s < num_ranks; ++s) {
     if (!asked.empty())
       out[s].backward.scalars += (8 + 4 * static_cast<int64_t>(plan.instances.size())) * (num_ranks - 1);
