@@ -389,7 +389,11 @@ TEST_CASE("memory does not grow with the number of steps", "[worker_rpc]") {
   run(1, 1000);
   const int64_t before = ResidentKiB();
   run(1001, 3000);
+#ifdef __SANITIZE_ADDRESS__  // what was freed is kept for a while: tests/CMakeLists.txt limits how much
+  CHECK(ResidentKiB() - before < 4096);
+#else
   CHECK(ResidentKiB() - before < 1024);
+#endif
 }
 
 }  // namespace
