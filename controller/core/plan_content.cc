@@ -22,14 +22,6 @@ std::optional<ContentDifference> FindDifference(const LayerPlan& plan, int32_t s
   return FindDifference(planned, counts);
 }
 
-RoutedCounts CountsOf(const LayerPlan& plan) {
-  RoutedCounts counts(static_cast<int32_t>(plan.ranks.size()), static_cast<int32_t>(plan.quota.size()));
-  for (const InstancePlan& instance : plan.instances)
-    for (int32_t source = 0; source < counts.num_sources(); ++source)
-      counts.at(source, instance.expert_idx) += instance.forward_rows_by_source[source];
-  return counts;
-}
-
 int64_t RoutedRows(const LayerPlan& plan) {
   int64_t rows = 0;
   for (const InstancePlan& instance : plan.instances) rows += instance.forward_rows;

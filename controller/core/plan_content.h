@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "common/counts.h"
 #include "common/plan.h"
 
 namespace lrmoe::core {
@@ -23,8 +22,6 @@ std::optional<ContentDifference> FindDifference(std::span<const int64_t> first,
 std::optional<ContentDifference> FindDifference(const LayerPlan& plan, int32_t source_idx,
                                                 std::span<const int64_t> counts);
 
-// The counts a plan was made of: rows are conserved per source, so a plan holds them.
-RoutedCounts CountsOf(const LayerPlan& plan);
 int64_t RoutedRows(const LayerPlan& plan);
 
 // [G] experts held as replicas under the plan, ascending.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan_counts.h"
 #include "common/regroup.h"
 #include "controller/core/plan_content.h"
 #include "controller/core/planning_input.h"

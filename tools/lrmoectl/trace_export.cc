@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan_counts.h"
 #include "common/status_macros.h"
 #include "common/trace.h"
 #include "tools/lrmoectl/fetch.h"
@@ -13,14 +14,6 @@
 
 namespace lrmoe::ctl {
 namespace {
-
-RoutedCounts CountsOf(const LayerPlan& plan) {
-  RoutedCounts counts(static_cast<int32_t>(plan.ranks.size()), static_cast<int32_t>(plan.quota.size()));
-  for (const InstancePlan& instance : plan.instances)
-    for (int32_t source = 0; source < counts.num_sources(); ++source)
-      counts.at(source, instance.expert_idx) += instance.forward_rows_by_source[static_cast<size_t>(source)];
-  return counts;
-}
 
 struct Export {
   int64_t num_written = 0;

@@ -1,0 +1,13 @@
+// From a plan back to the demand it was made of.
+#pragma once
+
+#include "common/counts.h"
+#include "common/plan.h"
+
+namespace lrmoe {
+
+// The counts a plan was made of: rows are conserved per source, so a plan holds them. Of a valid plan; any
+// thread.
+RoutedCounts CountsOf(const LayerPlan& plan);
+
+}  // namespace lrmoe
