@@ -3,15 +3,16 @@
 usage: run.py --bin DIR [--ranks N] [--only NAME]; PYTHONPATH names the package. Ends with "N passed, N failed"."""
 
 import argparse
+import functools
 import os
 import re
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "deploy", "quickstart"))
 
 from job import Job, JobFailed  # noqa: E402
+from run_jobs import run_jobs  # noqa: E402
 
 
 def jobs():
@@ -54,19 +55,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default="", help="run the jobs whose name contains this")
     options = parser.parse_args()
-    passed = failed = 0
-    with tempfile.TemporaryDirectory(prefix="lrmoe-checks-") as folder:
-        for name, *rest in jobs():
-            if options.only not in name:
-                continue
-            print(f"== {name}", flush=True)
-            try:
-                passed += run_job(options, folder, name, *rest)
-            except JobFailed as error:
-                failed += 1
-                print(f"{name} FAILED: {error}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+    return run_jobs(jobs(), functools.partial(run_job, options), options.only)
 
 
 if __name__ == "__main__":
