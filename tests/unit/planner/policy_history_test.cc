@@ -5,18 +5,11 @@
 
 #include "controller/planner/planner.h"
 #include "controller/planner/policies/policy_steps.h"
+#include "tests/unit/planner/legal_plan.h"
 #include "tests/unit/planner/random_problem.h"
 
 namespace lrmoe::planner {
 namespace {
-
-LayerPlan PlanWith(const char* policy, PlanningProblem& problem) {
-  problem.policy.planner = policy;
-  problem.policy.rates = {1.0};
-  const auto plan = Plan(problem);
-  REQUIRE(plan.ok());
-  return *plan;
-}
 
 std::vector<int64_t> RandomCounts(Random& random, int32_t num_experts) {
   std::vector<int64_t> out;

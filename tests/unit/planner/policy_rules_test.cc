@@ -6,34 +6,12 @@
 
 #include "controller/planner/planner.h"
 #include "controller/planner/policies/policy_steps.h"
+#include "tests/unit/planner/legal_plan.h"
 #include "tests/unit/planner/random_problem.h"
+#include "tests/unit/planner/zipf_problem.h"
 
 namespace lrmoe::planner {
 namespace {
-
-LayerPlan PlanWith(const char* policy, PlanningProblem& problem) {
-  problem.policy.planner = policy;
-  problem.policy.rates = {1.0};
-  const auto plan = Plan(problem);
-  REQUIRE(plan.ok());
-  const absl::Status legal = CheckPlan(problem, *plan);
-  CAPTURE(legal.ToString());
-  REQUIRE(legal.ok());
-  return *plan;
-}
-
-PlanningProblem Even(int32_t num_experts, int32_t num_ranks, const std::vector<int64_t>& rows,
-                     int32_t slots) {
-  PlanningProblem problem;
-  problem.counts = RoutedCounts(num_ranks, num_experts);
-  for (int32_t e = 0; e < num_experts; ++e)
-    for (int32_t s = 0; s < num_ranks; ++s)
-      problem.counts.at(s, e) = rows[e] / num_ranks + (s < rows[e] % num_ranks);
-  problem.owner = ContiguousOwners(num_experts, num_ranks);
-  problem.cluster.ranks.resize(num_ranks);
-  for (auto& rank : problem.cluster.ranks) rank.replica_slots = slots;
-  return problem;
-}
 
 void Scale(PlanningProblem& problem, int64_t factor) {
   for (int32_t s = 0; s < problem.counts.num_sources(); ++s)
@@ -165,7 +143,7 @@ TEST_CASE("EPLB's hierarchical policy copies and packs as in its published examp
   for (size_t layer = 0; layer < weights.size(); ++layer) {
     std::vector<int64_t> rows;
     for (int64_t weight : weights[layer]) rows.push_back(weight * 12);  // divisible among copies
-    PlanningProblem problem = Even(12, 4, rows, 1);
+    PlanningProblem problem = EvenProblem(12, 4, rows, 1);
     for (int32_t g = 0; g < 4; ++g) problem.cluster.ranks[g].node = g / 2;
     problem.history = {rows};
     const LayerPlan plan = PlanWith("eplb", problem);
@@ -249,7 +227,7 @@ TEST_CASE("FasterMoE shadows a prefix of the hottest experts; sources run their 
 
 TEST_CASE("TopoEP copies into a node only what saves more than it costs", "[policy_rules]") {
   // Nodes {0, 1} and {2, 3}; experts 0 and 1 live on rank 0. An expert is 24 rows of hidden elements.
-  PlanningProblem problem = Even(4, 4, {0, 0, 0, 0}, 1);
+  PlanningProblem problem = EvenProblem(4, 4, {0, 0, 0, 0}, 1);
   problem.model.hidden_size = 16;
   problem.model.intermediate_size = 8;
   problem.owner = {0, 0, 2, 3};
@@ -267,7 +245,7 @@ TEST_CASE("TopoEP copies into a node only what saves more than it costs", "[poli
 
 TEST_CASE("FlexMoE expands from where it is, shrinks what is cold, and stops when balanced",
           "[policy_rules]") {
-  PlanningProblem problem = Even(4, 4, {700, 100, 100, 100}, 1);
+  PlanningProblem problem = EvenProblem(4, 4, {700, 100, 100, 100}, 1);
   problem.history = {{700, 100, 100, 100}};
   LayerPlan plan = PlanWith("flexmoe", problem);
   CHECK(plan.new_replicas > 0);

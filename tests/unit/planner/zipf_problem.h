@@ -48,10 +48,9 @@ inline std::vector<int64_t> ZipfRows(int32_t num_experts, int64_t num_tokens, in
   return rows;
 }
 
-// 8192 tokens per rank, top 8, sources as even as whole rows allow; every rank with `slots` slots.
-inline PlanningProblem ZipfProblem(int32_t num_experts, int32_t num_ranks, double skew, uint64_t seed,
+// Sources as even as whole rows allow, owners contiguous, every rank with `slots` slots.
+inline PlanningProblem EvenProblem(int32_t num_experts, int32_t num_ranks, const std::vector<int64_t>& rows,
                                    int32_t slots) {
-  const std::vector<int64_t> rows = ZipfRows(num_experts, int64_t{8192} * num_ranks, 8, skew, seed);
   PlanningProblem problem;
   problem.counts = RoutedCounts(num_ranks, num_experts);
   for (int32_t e = 0; e < num_experts; ++e)
@@ -60,6 +59,14 @@ inline PlanningProblem ZipfProblem(int32_t num_experts, int32_t num_ranks, doubl
   problem.owner = ContiguousOwners(num_experts, num_ranks);
   problem.cluster.ranks.resize(num_ranks);
   for (RankResources& rank : problem.cluster.ranks) rank.replica_slots = slots;
+  return problem;
+}
+
+// 8192 tokens per rank, top 8.
+inline PlanningProblem ZipfProblem(int32_t num_experts, int32_t num_ranks, double skew, uint64_t seed,
+                                   int32_t slots) {
+  const std::vector<int64_t> rows = ZipfRows(num_experts, int64_t{8192} * num_ranks, 8, skew, seed);
+  PlanningProblem problem = EvenProblem(num_experts, num_ranks, rows, slots);
   problem.policy.rates = {1.0};
   return problem;
 }
