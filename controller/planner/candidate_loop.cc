@@ -46,13 +46,15 @@ class Loop {
     std::vector<RejectedCandidate> rejected;
     for (double rate : problem_.policy.rates) {
       std::optional<RejectedCandidate> reason;
+      missed_.assign(hooks_.num_variants, std::nullopt);
       for (int32_t variant = 0; variant < hooks_.num_variants; ++variant) {
         Placed& placed = Place(rate, variant);
         if (variant > 0 && SameRows(placed.rows, kept_[variant - 1]->rows)) continue;
         Evaluated evaluated = Evaluate(rate, placed);
         if (!evaluated.rejection)
           return Finish(rate, placed, std::move(evaluated), std::move(rejected), true);
-        if (!reason) reason = std::move(evaluated.rejection);
+        if (!reason) reason = evaluated.rejection;
+        missed_[variant] = std::move(evaluated);
       }
       rejected.push_back(*std::move(reason));
     }
@@ -66,16 +68,16 @@ class Loop {
  private:
   // The placement that misses the constraints by the least factor at the lowest rate.
   LayerPlan BestEffort(std::vector<RejectedCandidate> rejected) {
-    const double rate = problem_.policy.rates.back();
     int32_t best = 0;
     double best_ratio = std::numeric_limits<double>::infinity();
     for (int32_t variant = 0; variant < hooks_.num_variants; ++variant) {
-      const RejectedCandidate missed = *Evaluate(rate, Place(rate, variant)).rejection;
-      const double ratio = missed.needed / std::max(missed.available, 1.0);
+      if (!missed_[variant]) continue;  // the same as the one before
+      const RejectedCandidate& reason = *missed_[variant]->rejection;
+      const double ratio = reason.needed / std::max(reason.available, 1.0);
       if (ratio < best_ratio) best = variant, best_ratio = ratio;
     }
-    Placed& placed = Place(rate, best);
-    return Finish(rate, placed, Evaluate(rate, placed), std::move(rejected), false);
+    return Finish(problem_.policy.rates.back(), *kept_[best], *std::move(missed_[best]), std::move(rejected),
+                  false);
   }
 
   // Placements depend on the rate only through memory limits; where those do not bind, one serves all
@@ -174,7 +176,8 @@ class Loop {
         uniform && above_floor && (uniform->level <= target || hooks_.quota_rule != QuotaRule::kFair);
     if (!good && hooks_.quota_rule == QuotaRule::kFair && low_total_ <= candidate.kept) {
       const double level = CarryingLevel(placed, capacity, candidate.kept, target);
-      auto quota = FairQuotas(work_, placed.rows, capacity, level, candidate.kept, low_);
+      std::optional<std::vector<int64_t>> quota;
+      if (!std::isinf(level)) quota = FairQuotas(work_, placed.rows, capacity, level, candidate.kept, low_);
       auto fair = quota ? AllocateBackward(work_, placed.rows, capacity, *quota) : std::nullopt;
       if (fair) {
         candidate.quota = *std::move(quota);
@@ -267,7 +270,8 @@ class Loop {
   const std::vector<int64_t> low_;
   int64_t low_total_ = 0;
   bool memory_limited_ = false;
-  std::vector<std::optional<Placed>> kept_;  // by variant: of the last candidate
+  std::vector<std::optional<Placed>> kept_;       // by variant: of the last candidate
+  std::vector<std::optional<Evaluated>> missed_;  // by variant: of the last candidate, where evaluated
 };
 
 }  // namespace
