@@ -65,9 +65,12 @@ class Search {
  private:
   static constexpr int64_t kExactCells = 128;
   static constexpr int32_t kExactNodes = 300;
-  // One replica more than suffices, never two, is made if it brings the peak nearer to perfect balance by
-  // 1 / kReplicaWorth of the tolerance.
+  // Where many are needed, one replica more than suffices, never two, is made if it brings the peak nearer to
+  // perfect balance by 1 / kReplicaWorth of the tolerance.
+  static constexpr int32_t kMany = 8;
   static constexpr double kReplicaWorth = 8;
+  static constexpr int32_t kMostFills = 20;      // tries at filling deficits, while the goal is missed
+  static constexpr int32_t kManyRanks = 128;     // too many to fill deficits more often than needed
   static constexpr int64_t kMostPolish = 12000;  // edges, once the goal is reached
   static constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
 
@@ -90,7 +93,9 @@ class Search {
         Attempt(with_residents, goal_, start, kAnyNumber);
         if (Optimal()) return;
       }
-      if (!best_.reached) Attempt(with_residents, goal_, Start::kWholeDeficits, kAnyNumber);
+      if (!best_.reached || work_.num_ranks <= kManyRanks)
+        Attempt(with_residents, goal_, Start::kWholeDeficits, kAnyNumber);
+      if (Optimal()) return;
     }
     if (!best_.reached) Try(true, ReceiverRule::kBestFit);
     if (!best_.reached) Try(true, ReceiverRule::kLargest);
@@ -114,7 +119,7 @@ class Search {
     }
     const std::vector<CoverSearch::Copy>& copies =
         start == Start::kWholeDeficits
-            ? fill_.Run(state_)
+            ? fill_.Run(state_, NumFills())
             : cover_.Run(state_,
                          start == Start::kInterleaved ? SenderOrder::kInterleaved : SenderOrder::kOneByOne,
                          least_new_, cells_ + 500);
@@ -122,6 +127,12 @@ class Search {
       if (state_.HasSlot(copy.rank)) state_.Add(copy.expert, copy.rank);
     state_.flow().SpendWork(start == Start::kWholeDeficits ? fill_.spent() : cover_.spent());
     return Consider(greedy_.Complete(state_, ReceiverRule::kBestFit, bound, nullptr));
+  }
+
+  // A fill looks at every rank for every replica.
+  int32_t NumFills() const {
+    if (best_.reached) return 1;
+    return std::clamp(kManyRanks * kManyRanks / (work_.num_ranks * work_.num_ranks), 1, kMostFills);
   }
 
   void Try(bool with_residents, ReceiverRule rule) {
@@ -137,8 +148,11 @@ class Search {
     for (int round = 0; round < 3; ++round) {
       const double level = low + (best_.level - low) / 2, before = best_.level;
       if (!(level < before)) break;
-      for (const Start start : {Start::kWholeDeficits, Start::kInterleaved})
-        if (best_.level >= before) Attempt(true, level, start, kAnyNumber);
+      for (const bool with_residents : {true, false}) {
+        if (!with_residents && !work_.any_resident) continue;
+        for (const Start start : {Start::kWholeDeficits, Start::kInterleaved})
+          if (best_.level >= before) Attempt(with_residents, level, start, kAnyNumber);
+      }
       if (best_.level >= before) low = level;
     }
     double level = goal_;
@@ -150,14 +164,14 @@ class Search {
     }
   }
 
-  // Fewer new replicas, then a lower peak with as many or one more.
+  // Fewer new replicas, then a lower peak with as many or, if they are many, one more.
   void Polish(bool fewest_proven) {
     const int64_t budget = std::min(limits_.effort * (cells_ + 500), kMostPolish);
     polish_until_ = state_.flow().work() + kMostPolish + 3 * cells_;
     if (!fewest_proven) Reduce(budget / 2);
     fewest_ = best_.num_new;
     Tighten(fewest_, budget / 4);
-    if (Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 2);
+    if (MostNew() > fewest_ && Beyond(best_.level) > 1 / kReplicaWorth) Tighten(fewest_ + 1, budget / 2);
   }
 
   // Tries to do with fewer new replicas, one at a time.
@@ -207,8 +221,8 @@ class Search {
   }
 
   // Takes the state if it is better than the best: peak within the goal or lower, fewer new replicas (once
-  // it is known how many suffice, one more for a lower peak), a smaller fan-out, a lower peak. `fits`: it
-  // fits its own target.
+  // it is known how many suffice, perhaps one more for a lower peak), a smaller fan-out, a lower peak.
+  // `fits`: it fits its own target.
   bool Consider(bool fits) {
     const double best_goal = std::max(best_.level, goal_);
     const double goal = fits ? std::max(state_.target(), goal_) : std::max(state_.LeastPeak(), goal_);
@@ -239,7 +253,8 @@ class Search {
     return cost < best_cost;
   }
 
-  int32_t MostNew() const { return fewest_ == kAnyNumber ? best_.num_new : fewest_ + 1; }
+  // New replicas that a better placement may have.
+  int32_t MostNew() const { return fewest_ == kAnyNumber ? best_.num_new : fewest_ + (fewest_ >= kMany); }
 
   int32_t FanOut() {
     sent_.assign(work_.num_ranks, 0);

@@ -19,8 +19,8 @@ struct SearchLimits {
 };
 
 // Owners and chosen replicas, each with rows to execute; a least-peak allocation. At most replica_slots per
-// rank. Residents are free; of new replicas the fewest that suffice and pay, or one more if it lowers the
-// peak a lot.
+// rank. Residents are free; of new replicas the fewest that suffice and pay; where
+// these are many, one more if it lowers the peak a lot.
 RowFlow SearchReplicas(const PlanningProblem& problem, const Workload& work, const SearchLimits& limits);
 
 // Owners and, if asked, the residents that have a use; least-peak rows.

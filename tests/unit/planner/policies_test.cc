@@ -57,6 +57,7 @@ TEST_CASE("every policy plans random problems legally and the same way twice", "
   for (const PolicyInfo& info : AllPolicies()) {
     CAPTURE(std::string(info.name));
     Random random(77);
+    int more = 0;
     for (int trial = 0; trial < 1500; ++trial) {
       CAPTURE(trial);
       PlanningProblem problem = RandomProblem(random, {});
@@ -74,10 +75,16 @@ TEST_CASE("every policy plans random problems legally and the same way twice", "
           CHECK(instance.backward_rows == instance.forward_rows);
       if (info.ideal) continue;  // it holds nothing
       HoldPlan(problem, plan);
-      const int32_t again = LegalPlan(problem).new_replicas;
+      const LayerPlan again = LegalPlan(problem);
       if (info.uses_history || info.name == "fixed") continue;
-      CHECK(again <= plan.new_replicas);
+      // More only where the tolerance was missed and they bring the peak nearer to it.
+      if (again.new_replicas > plan.new_replicas) {
+        CHECK(plan.imbalance.forward > 1 + problem.policy.balance_tolerance);
+        CHECK(again.imbalance.forward < plan.imbalance.forward);
+        ++more;
+      }
     }
+    CHECK(more <= 5);
   }
 }
 
