@@ -7,6 +7,7 @@
 #include "common/status_macros.h"
 #include "common/table.h"
 #include "common/units.h"
+#include "controller/planner/policies/policies.h"
 #include "tools/sim/chart.h"
 #include "tools/sim/commands.h"
 #include "tools/sim/progress.h"
@@ -43,6 +44,7 @@ Json Times(const Distribution& values) {
 Json OutcomeToJson(const PolicyOutcome& outcome) {
   return {
       {"policy", outcome.policy},
+      {"moves_owners", planner::FindPolicy(outcome.policy)->moves_owners},
       {"invocations", outcome.invocations},
       {"infeasible", outcome.infeasible},
       {"imbalance_forward", Spread(outcome.imbalance_forward)},
@@ -74,6 +76,11 @@ Json ReplayToJson(const Options& options, const TraceHeader& header, const Repla
   return out;
 }
 
+const char* Owners(const std::string& policy) {
+  const planner::PolicyInfo& info = *planner::FindPolicy(policy);
+  return info.ideal ? "bound" : info.moves_owners ? "move" : "stay";
+}
+
 std::string ReplayText(const Options& options, const TraceHeader& header, const Replay& replay) {
   const Distribution& before = replay.imbalance_before();
   std::string out = absl::StrCat(options.trace, ": ", header.model, "\n", HumanCount(replay.invocations()),
@@ -89,6 +96,7 @@ std::string ReplayText(const Options& options, const TraceHeader& header, const 
                   "\nimbalance before planning: mean ", Fixed(before.mean(), 3), ", p95 ",
                   Fixed(before.Quantile(0.95), 3), ", max ", Fixed(before.max(), 3), "\n\n");
   Table table({{"policy", Align::kLeft},
+               {"owners", Align::kLeft},
                {"forward mean"},
                {"p95"},
                {"max"},
@@ -107,20 +115,22 @@ std::string ReplayText(const Options& options, const TraceHeader& header, const 
                {"max"}});
   for (const PolicyOutcome& o : replay.outcomes()) {
     const auto imbalance = [](double value) { return Fixed(value, 3); };
-    table.AddRow(
-        {o.policy, imbalance(o.imbalance_forward.mean()), imbalance(o.imbalance_forward.Quantile(0.95)),
-         imbalance(o.imbalance_forward.max()), imbalance(o.imbalance_backward.mean()),
-         imbalance(o.imbalance_backward.Quantile(0.95)), imbalance(o.imbalance_backward.max()),
-         Fixed(o.new_replicas.mean(), 2), Fixed(o.new_replicas.max(), 0), Fixed(o.fan_out.max(), 0),
-         HumanPercent(o.remote_share.mean()), HumanPercent(o.retention_rate.mean()),
-         HumanPercent(o.retention_rate.min()), HumanCount(o.infeasible), Fixed(o.plan_us.Quantile(0.5), 1),
-         Fixed(o.plan_us.Quantile(0.99), 1), Fixed(o.plan_us.max(), 1)});
+    table.AddRow({o.policy, Owners(o.policy), imbalance(o.imbalance_forward.mean()),
+                  imbalance(o.imbalance_forward.Quantile(0.95)), imbalance(o.imbalance_forward.max()),
+                  imbalance(o.imbalance_backward.mean()), imbalance(o.imbalance_backward.Quantile(0.95)),
+                  imbalance(o.imbalance_backward.max()), Fixed(o.new_replicas.mean(), 2),
+                  Fixed(o.new_replicas.max(), 0), Fixed(o.fan_out.max(), 0),
+                  HumanPercent(o.remote_share.mean()), HumanPercent(o.retention_rate.mean()),
+                  HumanPercent(o.retention_rate.min()), HumanCount(o.infeasible),
+                  Fixed(o.plan_us.Quantile(0.5), 1), Fixed(o.plan_us.Quantile(0.99), 1),
+                  Fixed(o.plan_us.max(), 1)});
   }
   out += table.ToString(false);
   return out +
          "\nimbalance: most loaded rank over the mean; copies: new transfers of weights per invocation; "
-         "fan-out: "
-         "most of them from one rank; plan us: processor time of one core\n";
+         "fan-out: most of them from one rank; plan us: processor time of one core\n"
+         "owners move: the policy lays out every instance anew, so that an expert's owner need not hold it; "
+         "optimizer state that it would have to send along is not counted\n";
 }
 
 Drawing ReplayDrawing(const Replay& replay) {

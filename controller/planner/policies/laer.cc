@@ -8,8 +8,10 @@
 // Assumes experts sharded over all ranks (FSEP), so that laying out anew costs nothing extra: the transfers
 // counted here are free there. Equal speeds. Without history it starts from the home layout.
 // Differs: the history has no sources, so sources count as even when the candidates are compared; nodes are
-// the problem's instead of eight ranks each; no random perturbations of the heap; copies of an expert on one
-// rank are one instance; a node's rows prefer their own rank's copy.
+// the problem's instead of eight ranks each; copies of an expert on one rank are one instance; a node's rows
+// prefer their own rank's copy. The original can also perturb the heap's numbers of copies at random: an
+// option whose steps its description does not give, so it is left out rather than guessed; the figures that
+// the tests reproduce come without it.
 #include <algorithm>
 #include <queue>
 
@@ -167,8 +169,9 @@ constinit const PolicyInfo kLaerPolicy = {
         "their node where it has a copy",
     .assumes = "experts sharded over all ranks, equal speeds; without history the home layout",
     .differs =
-        "sources count as even when layouts are compared; no random perturbations; counts the transfers "
-        "that are free there; copies on one rank are one instance",
+        "sources count as even when layouts are compared; without the optional random perturbations, whose "
+        "steps are not described; counts the transfers that are free there; copies on one rank are one "
+        "instance",
     .plan =
         [](const PlanningProblem& problem, const Workload& work) {
           return PlanPlacement(problem, work, SplitRule::kLocalFirst, [&] {

@@ -58,7 +58,14 @@ class CommandTest(unittest.TestCase):
             self.assertEqual(set(policy["retention_rate"]), {"mean", "min"})
             self.assertEqual(set(policy["plan_us"]), {"p50", "p99", "max"})
             self.assertGreaterEqual(policy["imbalance_forward"]["mean"], 1)
+        self.assertEqual([policy["policy"] for policy in out["policies"] if policy["moves_owners"]],
+                         ["eplb", "symi", "laer", "smartmoe"])
         self.assertIn("</svg>", (self.folder / "replay.svg").read_text())
+
+    def test_the_table_tells_whose_owners_move(self):
+        table = self.ok("replay", "--trace", self.trace(), "--policies", "lrmoe,laer,ideal")
+        for policy, owners in (("lrmoe", "stay"), ("laer", "move"), ("ideal", "bound")):
+            self.assertRegex(table, rf"(?m)^{policy} +{owners} ")
 
     def test_sources_are_regrouped_and_it_is_said(self):
         out = json.loads(self.ok("replay", "--trace", self.trace(), "--ranks", 2, "--limit", 3, "--output", "json"))
