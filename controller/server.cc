@@ -1,5 +1,7 @@
 #include "controller/server.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -36,6 +38,13 @@ void WriteLog(const core::Log& log) {
   }
 }
 
+// Of this thread: that another one was given the processor meanwhile does not make a plan a slow one.
+double ProcessorMicroseconds() {
+  timespec time{};
+  LRMOE_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) / 1e3;
+}
+
 absl::Status Stopping() {
   return absl::UnavailableError("the controller is stopping");
 }
@@ -47,6 +56,9 @@ absl::Status Validate(const ServerOptions& options) {
   if (options.planning_threads < 1 || options.planning_threads > 16)
     return absl::InvalidArgumentError(
         absl::StrCat("planning_threads is ", options.planning_threads, "; allowed: 1..16"));
+  if (options.max_loop_plan_us < 0 || options.max_loop_plan_us > 10000)
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_loop_plan_us is ", options.max_loop_plan_us, "; allowed: 0..10000"));
   if (options.max_watchers < 0 || options.max_watchers > 1024)
     return absl::InvalidArgumentError(
         absl::StrCat("max_watchers is ", options.max_watchers, "; allowed: 0..1024"));
@@ -60,7 +72,8 @@ Server::Server(const ServerOptions& options, PlanFunction plan)
     : options_(options),
       plan_(std::move(plan)),
       core_(options.core),
-      history_(options.core.max_plans_kept, options.core.max_plan_bytes_kept) {
+      history_(options.core.max_plans_kept, options.core.max_plan_bytes_kept),
+      place_(options.max_loop_plan_us) {
   LRMOE_CHECK(Validate(options).ok());
 }
 
@@ -222,6 +235,12 @@ void Server::Do(Work work) {
 
 void Server::Step(const core::Event& event) {
   for (core::Action& action : core_.Step(event, NowMicroseconds())) Carry(action);
+  // A plan that is made here may let the next one of its layer begin.
+  while (!loop_jobs_.empty()) {
+    const core::StartPlan job = std::move(loop_jobs_.front());
+    loop_jobs_.pop_front();
+    for (core::Action& action : core_.Step(Make(job), NowMicroseconds())) Carry(action);
+  }
 }
 
 void Server::Carry(core::Action& action) {
@@ -233,11 +252,7 @@ void Server::Carry(core::Action& action) {
         } else if constexpr (std::is_same_v<T, core::CloseSession>) {
           sink_->Close(value.session, value.status);
         } else if constexpr (std::is_same_v<T, core::StartPlan>) {
-          {
-            std::lock_guard lock(jobs_mutex_);
-            jobs_.push_back(std::move(value));
-          }
-          jobs_ready_.notify_one();
+          StartPlanning(std::move(value));
         } else if constexpr (std::is_same_v<T, core::RecordPlan>) {
           Record({.epoch = value.epoch, .plan = std::move(value.plan), .routed_rows = value.routed_rows});
         } else if constexpr (std::is_same_v<T, core::RecordFailure>) {
@@ -265,6 +280,29 @@ void Server::Record(core::PlanRecord record) {
   for (const auto& watcher : watchers_) watcher->OnPlan(kept);
 }
 
+void Server::StartPlanning(core::StartPlan job) {
+  {
+    std::lock_guard lock(jobs_mutex_);
+    if (place_.OnLoop(job.tag.invocation.layer, job.problem)) {
+      loop_jobs_.push_back(std::move(job));
+      return;
+    }
+    jobs_.push_back(std::move(job));
+  }
+  jobs_ready_.notify_one();
+}
+
+core::PlanFinished Server::Make(const core::StartPlan& job) {
+  const auto begin = steady_clock::now();
+  const double cpu_begin_us = ProcessorMicroseconds();
+  absl::StatusOr<LayerPlan> plan = plan_(job.problem);
+  const double plan_us = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
+  const double cpu_us = ProcessorMicroseconds() - cpu_begin_us;
+  std::lock_guard lock(jobs_mutex_);
+  place_.Took(job.tag.invocation.layer, job.problem, cpu_us);
+  return {job.tag, std::move(plan), plan_us};
+}
+
 void Server::RunPlanner() {
   while (true) {
     std::unique_lock lock(jobs_mutex_);
@@ -273,10 +311,7 @@ void Server::RunPlanner() {
     const core::StartPlan job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
-    const auto begin = steady_clock::now();
-    absl::StatusOr<LayerPlan> plan = plan_(job.problem);
-    const double plan_us = std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
-    Post(core::PlanFinished{job.tag, std::move(plan), plan_us});
+    Post(Make(job));
   }
 }
 

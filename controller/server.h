@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "controller/core/core.h"
 #include "controller/core/history.h"
+#include "controller/plan_place.h"
 
 namespace lrmoe {
 
@@ -47,6 +48,9 @@ struct ServerOptions {
   core::CoreOptions core;
   int32_t planning_threads =
       1;  // layers are planned one at a time each, so more help only overlapping layers; 1..16
+  // A layer whose last plans took no longer than this is planned on the loop thread, which saves the way to a
+  // pool thread and back; meanwhile the loop does nothing else. 0: always on a pool thread. 0..10 ms
+  int64_t max_loop_plan_us = 200;
   int32_t max_watchers = 64;     // each gets a copy of every plan; 0..1024
   int32_t max_simulations = 16;  // waiting for their turn; 0..1024
 };
@@ -115,6 +119,8 @@ class Server {
   void Step(const core::Event& event);
   void Carry(core::Action& action);
   void Record(core::PlanRecord record);
+  void StartPlanning(core::StartPlan job);
+  core::PlanFinished Make(const core::StartPlan& job);
   void RunPlanner();
   void RunSimulator();
   int64_t NowMicroseconds() const;
@@ -129,7 +135,8 @@ class Server {
   core::Core core_;
   core::History history_;
   std::vector<std::shared_ptr<PlanWatcher>> watchers_;
-  PolicyDone policy_done_;  // of the SetPolicy in hand
+  PolicyDone policy_done_;                 // of the SetPolicy in hand
+  std::deque<core::StartPlan> loop_jobs_;  // of the Step in hand, to be planned here
   bool core_stopped_ = false;
 
   std::mutex queue_mutex_;
@@ -140,6 +147,7 @@ class Server {
   std::mutex jobs_mutex_;
   std::condition_variable jobs_ready_;
   std::deque<core::StartPlan> jobs_;  // at most one per layer
+  PlanPlace place_;
   bool jobs_stopped_ = false;
 
   struct Simulation {

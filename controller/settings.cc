@@ -93,6 +93,11 @@ void AddLimits(ControllerSettings* settings, Settings* parser) {
   parser->AddInt("max_watchers", &settings->server.max_watchers, {0, 1024}, "Most plan watchers at once.");
   parser->AddInt("planning_threads", &settings->server.planning_threads, {1, 16},
                  "Threads that plan; a layer is planned by one at a time.");
+  AddMicroseconds(
+      parser, "max_loop_plan", &settings->server.max_loop_plan_us,
+      {std::chrono::microseconds(0), milliseconds(10)},
+      "A layer whose last plans took no longer is planned without the way to a planning thread; 0us: "
+      "none is.");
 }
 
 }  // namespace

@@ -6,14 +6,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "controller/rpc/status.h"
+#include "google/protobuf/arena.h"
 #include "proto/convert.h"
 
 namespace lrmoe::rpc {
 
 // gRPC's threads call On...; the loop calls Send, Close, Taken. The mutex is held over Start... and Finish,
 // so that nothing is started after Finish; gRPC runs their completions on other threads.
-class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::ControllerMessage> {
+class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   SessionReactor(ControllerService* service, core::SessionId session)
       : service_(service), session_(session) {}
@@ -24,13 +26,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) {
+    v1::WorkerMessage wire;
+    if (!ok || !grpc::SerializationTraits<v1::WorkerMessage>::Deserialize(&incoming_, &wire).ok()) {
       OnEnd();
       return;
     }
-    absl::StatusOr<WorkerMessage> message = FromWire(incoming_);
+    absl::StatusOr<WorkerMessage> message = FromWire(wire);
     const bool leaving = message.ok() && std::holds_alternative<Leaving>(*message);
-    const bool ignorable = incoming_.has_report();
+    const bool ignorable = wire.has_report();
     {
       std::lock_guard lock(mutex_);
       said_leaving_ |= leaving;
@@ -66,7 +69,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
     service_->Forget(session_);
   }
 
-  void Send(std::shared_ptr<const v1::ControllerMessage> message) {
+  // `message` shares its bytes with the other sessions' copies.
+  void Send(grpc::ByteBuffer message) {
     std::unique_lock lock(mutex_);
     if (closing_.has_value()) return;
     if (outgoing_.size() >= kMaxOutgoing) {
@@ -122,7 +126,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
     if (writing_ || finished_) return;
     if (!outgoing_.empty()) {
       writing_ = true;
-      StartWrite(outgoing_.front().get());
+      StartWrite(&outgoing_.front());
     } else if (closing_.has_value()) {
       finished_ = true;
       Finish(ToGrpc(*closing_));
@@ -131,12 +135,11 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
 
   ControllerService* const service_;
   const core::SessionId session_;
-  v1::WorkerMessage incoming_;  // the outstanding read's
+  grpc::ByteBuffer incoming_;  // the outstanding read's
 
   std::mutex mutex_;
-  std::deque<std::shared_ptr<const v1::ControllerMessage>>
-      outgoing_;                         // the first is being written if writing_
-  std::optional<absl::Status> closing_;  // set: nothing more is taken in
+  std::deque<grpc::ByteBuffer> outgoing_;  // the first is being written if writing_
+  std::optional<absl::Status> closing_;    // set: nothing more is taken in
   bool writing_ = false;
   bool finished_ = false;
   bool stalled_ = false;
@@ -144,7 +147,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<v1::WorkerMessage, v
   int untaken_ = 0;  // posted, not yet taken by the loop
 };
 
-grpc::ServerBidiReactor<v1::WorkerMessage, v1::ControllerMessage>* ControllerService::Session(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ControllerService::Session(
     grpc::CallbackServerContext*) {
   const core::SessionId session = server_->NewSessionId();
   auto reactor = std::make_shared<SessionReactor>(this, session);
@@ -174,10 +177,14 @@ void ControllerService::Forget(core::SessionId session) {
 
 void ControllerService::Send(const std::vector<core::SessionId>& sessions,
                              const std::shared_ptr<const ControllerMessage>& message) {
-  auto wire = std::make_shared<v1::ControllerMessage>();
-  ToWire(*message, wire.get());
+  google::protobuf::Arena arena;  // a plan is hundreds of small messages
+  auto* wire = google::protobuf::Arena::CreateMessage<v1::ControllerMessage>(&arena);
+  ToWire(*message, wire);
+  grpc::ByteBuffer bytes;
+  bool own_buffer = false;
+  LRMOE_CHECK(grpc::SerializationTraits<v1::ControllerMessage>::Serialize(*wire, &bytes, &own_buffer).ok());
   for (core::SessionId session : sessions)
-    if (const auto reactor = Find(session)) reactor->Send(wire);
+    if (const auto reactor = Find(session)) reactor->Send(bytes);
 }
 
 void ControllerService::Close(core::SessionId session, const absl::Status& status) {

@@ -1,5 +1,6 @@
 // The session service: one reactor per worker stream. It validates what comes and posts it; what the loop
-// sends goes out in order through a bounded queue.
+// sends goes out in order through a bounded queue. The streams carry bytes, so that a message for many ranks
+// is serialised once.
 #pragma once
 
 #include <map>
@@ -14,12 +15,13 @@ namespace lrmoe::rpc {
 
 class SessionReactor;
 
-class ControllerService final : public v1::Controller::CallbackService, public SessionSink {
+class ControllerService final : public v1::Controller::WithRawCallbackMethod_Session<v1::Controller::Service>,
+                                public SessionSink {
  public:
   // `server` outlives the service and every stream.
   explicit ControllerService(Server* server) : server_(server) {}
 
-  grpc::ServerBidiReactor<v1::WorkerMessage, v1::ControllerMessage>* Session(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override;
 
   // SessionSink; the loop thread.

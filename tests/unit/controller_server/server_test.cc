@@ -148,6 +148,37 @@ TEST_CASE("stopping answers everybody, whenever it comes") {
   }
 }
 
+TEST_CASE("quick plans move to the loop's thread, and never do with no time for them there") {
+  for (const int64_t max_loop_plan_us : {0, 10000}) {
+    RecordingSink sink;
+    ServerOptions options;
+    options.max_loop_plan_us = max_loop_plan_us;
+    std::mutex mutex;
+    std::vector<std::thread::id> planned_on;
+    Server server(options, [&](const planner::PlanningProblem& problem) {
+      std::lock_guard lock(mutex);
+      planned_on.push_back(std::this_thread::get_id());
+      return planner::Plan(problem);
+    });
+    server.Start(&sink);
+    std::thread::id loop;
+    server.Ask([&](const Server::View&) { loop = std::this_thread::get_id(); }, [] {});
+    const core::SessionId session = Join(server, 0, 1);
+    sink.Next(session);
+    constexpr int64_t kSteps = 2 * PlanPlace::kEnough;
+    for (int64_t step = 0; step < kSteps; ++step) {
+      server.Post(core::SessionMessage{session, SourceCounts{{step, 0, 0}, {1, 1, 1, step}}});
+      const auto message = sink.Next(session);
+      REQUIRE(message != nullptr);
+      REQUIRE(std::get<ExecutionPlan>(*message).plan.invocation.step == step);
+    }
+    server.Stop("over");
+    REQUIRE(planned_on.size() == kSteps);
+    CHECK(planned_on.front() != loop);
+    CHECK((planned_on.back() == loop) == (max_loop_plan_us > 0));
+  }
+}
+
 TEST_CASE("a plan that comes after its epoch died is dropped") {
   RecordingSink sink;
   std::mutex mutex;
