@@ -42,10 +42,10 @@ Agent::Agent(Options options, int64_t now_us)
   LRMOE_CHECK(options_.hello.epoch == Epoch{0});
 }
 
-void Agent::Step(int64_t now_us, const Event& event, std::vector<Action>& actions) {
+void Agent::Step(int64_t now_us, Event event, std::vector<Action>& actions) {
   now_us_ = now_us;
   actions_ = &actions;
-  std::visit([this](const auto& e) { On(e); }, event);
+  std::visit([this](auto& e) { On(e); }, event);
   On(Tick{});  // whatever came, what is due is due
   actions_ = nullptr;
 }
@@ -129,9 +129,9 @@ void Agent::ScheduleAttempt() {
   next_attempt_us_ = now_us_ + random_.Between(longest - longest / 2, longest);
 }
 
-void Agent::On(const Received& event) {
+void Agent::On(Received& event) {
   if (state_ == State::kLeaving || state_ == State::kEnded) return;
-  std::visit([this](const auto& message) { OnMessage(message); }, event.message);
+  std::visit([this](auto& message) { OnMessage(message); }, event.message);
 }
 
 void Agent::On(const ReceivedInvalid& event) {
@@ -161,10 +161,10 @@ void Agent::OnMessage(const Welcome& welcome) {
   reports_.clear();
 }
 
-void Agent::OnMessage(const ExecutionPlan& plan) {
+void Agent::OnMessage(ExecutionPlan& plan) {
   // Nobody waits: a second answer after a reconnect, or the engine gave up.
   if (awaited_.erase(plan.plan.invocation) == 0) return;
-  Do(DeliverPlan{plan});
+  Do(DeliverPlan{std::move(plan)});
 }
 
 void Agent::OnMessage(const PlanError& error) {

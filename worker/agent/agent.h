@@ -108,8 +108,8 @@ class Agent {
   // The first Step opens the first stream. Options are checked (programmer error).
   Agent(Options options, int64_t now_us);
 
-  // Appends to `actions`.
-  void Step(int64_t now_us, const Event& event, std::vector<Action>& actions);
+  // Appends to `actions`. A plan that is received moves through.
+  void Step(int64_t now_us, Event event, std::vector<Action>& actions);
   // When the next Tick is due; kNever when only an event can change anything.
   int64_t next_wake_us() const;
 
@@ -128,7 +128,7 @@ class Agent {
 
   void On(const StreamOpened& event);
   void On(const StreamClosed& event);
-  void On(const Received& event);
+  void On(Received& event);
   void On(const ReceivedInvalid& event);
   void On(const ModelKnown& event);
   void On(const PlanWanted& event);
@@ -138,7 +138,7 @@ class Agent {
   void On(const Tick& event);
 
   void OnMessage(const Welcome& welcome);
-  void OnMessage(const ExecutionPlan& plan);
+  void OnMessage(ExecutionPlan& plan);
   void OnMessage(const PolicyChange& change);
   void OnMessage(const Abort& abort);
   void OnMessage(const Drain& drain);

@@ -38,41 +38,70 @@ ControllerSession::~ControllerSession() {
 }
 
 void ControllerSession::Push(agent::Event event, uint64_t stream) {
+  Incoming incoming{std::move(event), stream};
+  if (DoHere(incoming)) return;
   {
     std::lock_guard lock(mutex_);
-    incoming_.push_back({std::move(event), stream});
+    incoming_.push_back(std::move(incoming));
   }
   wake_.notify_one();
 }
 
-void ControllerSession::Run() {
-  std::vector<agent::Action> actions;
+bool ControllerSession::DoHere(Incoming& incoming) {
+  const auto* received = std::get_if<agent::Received>(&incoming.event);
+  const bool quick = received != nullptr ? std::holds_alternative<ExecutionPlan>(received->message)
+                                         : std::holds_alternative<agent::PlanWanted>(incoming.event);
+  if (!quick) return false;
+  std::unique_lock agent_lock(agent_mutex_, std::try_to_lock);
+  if (!agent_lock.owns_lock()) return false;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ || !incoming_.empty()) return false;
+  }
+  // Out of contact, any step may open a stream.
+  if (!agent_.welcomed() || (incoming.stream != 0 && incoming.stream != stream_number_)) return false;
+  Step(std::move(incoming.event));
+  return true;
+}
+
+void ControllerSession::Step(agent::Event event) {
+  agent_.Step(NowUs(), std::move(event), actions_);
+  for (agent::Action& action : actions_) Carry(action);
+  actions_.clear();
+}
+
+int64_t ControllerSession::StepQueued() {
+  std::lock_guard agent_lock(agent_mutex_);
   std::deque<Incoming> events;
-  events.push_back({agent::Tick{}});  // opens the first stream
+  {
+    std::lock_guard lock(mutex_);
+    events.swap(incoming_);
+  }
+  for (Incoming& incoming : events) {
+    const bool current = incoming.stream == 0 || incoming.stream == stream_number_;
+    if (std::holds_alternative<agent::StreamClosed>(incoming.event)) streams_.erase(incoming.stream);
+    if (current) Step(std::move(incoming.event));
+  }
+  if (agent_.next_wake_us() <= NowUs()) Step(agent::Tick{});
+  return agent_.next_wake_us();
+}
+
+void ControllerSession::Run() {
   while (true) {
-    for (Incoming& incoming : events) {
-      if (incoming.stream == 0 || incoming.stream == stream_number_) {
-        if (std::holds_alternative<agent::StreamClosed>(incoming.event)) streams_.erase(incoming.stream);
-        agent_.Step(NowUs(), incoming.event, actions);
-        for (agent::Action& action : actions) Carry(action);
-        actions.clear();
-      } else if (std::holds_alternative<agent::StreamClosed>(incoming.event)) {
-        streams_.erase(incoming.stream);
-      }
-    }
-    events.clear();
-    const int64_t wake_us = agent_.next_wake_us();
+    const int64_t wake_us = StepQueued();  // the first opens the first stream
     std::unique_lock lock(mutex_);
     const auto ready = [this] { return stopping_ || !incoming_.empty(); };
     if (wake_us == agent::kNever) {
       wake_.wait(lock, ready);
-    } else if (!wake_.wait_until(lock, AtUs(wake_us), ready)) {
-      events.push_back({agent::Tick{}});
+    } else {
+      wake_.wait_until(lock, AtUs(wake_us), ready);  // what is done elsewhere meanwhile makes it later only
     }
     if (stopping_) break;
-    for (; !incoming_.empty(); incoming_.pop_front()) events.push_back(std::move(incoming_.front()));
   }
-  for (auto& [number, stream] : streams_) stream->Cancel();
+  {
+    std::lock_guard agent_lock(agent_mutex_);
+    for (auto& [number, stream] : streams_) stream->Cancel();
+  }
   {
     // Their callbacks use this object.
     std::unique_lock lock(mutex_);
@@ -140,10 +169,12 @@ void ControllerSession::Carry(agent::Action& action) {
 }
 
 void ControllerSession::Answer(const Invocation& invocation, absl::StatusOr<ExecutionPlan> answer) {
-  std::lock_guard lock(mutex_);
-  if (waiter_ == nullptr || waiter_->invocation != invocation) return;  // gave up meanwhile
-  waiter_->answer.emplace(std::move(answer));
-  answered_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    if (waiter_ == nullptr || waiter_->invocation != invocation) return;  // gave up meanwhile
+    waiter_->answer.emplace(std::move(answer));
+  }
+  answered_.notify_all();  // after the lock: whom it wakes wants it
 }
 
 absl::StatusOr<ExecutionPlan> ControllerSession::Plan(const Invocation& invocation,

@@ -1,5 +1,6 @@
-// The worker's session with the controller: runs the agent (worker/agent) on one thread, does its I/O, and
-// provides the engine with plans.
+// The worker's session with the controller: runs the agent (worker/agent), does its I/O, and provides the
+// engine with plans. A thread of its own does what takes time: opening and ending streams, waiting, telling
+// others. What lies between counts and plan is done by whoever brings it, as long as nothing came before it.
 #pragma once
 
 #include <chrono>
@@ -56,7 +57,12 @@ class ControllerSession final : public engine::PlanProvider {
   };
 
   void Push(agent::Event event, uint64_t stream = 0);
+  // Does what the event asks for on this thread. False, and nothing happened, when it has to queue: behind
+  // what came before, or because it may lead to more than a message and an answer.
+  bool DoHere(Incoming& incoming);
   void Run();
+  int64_t StepQueued();  // returns when the agent is to be woken
+  void Step(agent::Event event);
   void Carry(agent::Action& action);
   void OpenStream();
   ControllerStream* stream();  // the current one, null when it is closed
@@ -65,10 +71,14 @@ class ControllerSession final : public engine::PlanProvider {
   const std::string controller_;
   const std::chrono::milliseconds leave_timeout_;
   const Callbacks callbacks_;
-  agent::Agent agent_;  // session thread only
-  std::map<uint64_t, std::unique_ptr<ControllerStream>>
-      streams_;                 // by number, until closed; session thread only
-  uint64_t stream_number_ = 0;  // of the current one; session thread only
+  // Held over taking events and carrying out what they lead to, so that order is kept. Only the session
+  // thread waits for it; others try. Taken before mutex_.
+  std::mutex agent_mutex_;
+  agent::Agent agent_;                  // guarded by agent_mutex_
+  std::vector<agent::Action> actions_;  // guarded by agent_mutex_; of the step in hand
+  // By number, until closed; guarded by agent_mutex_, changed by the session thread only.
+  std::map<uint64_t, std::unique_ptr<ControllerStream>> streams_;
+  uint64_t stream_number_ = 0;  // of the current one; as streams_
 
   std::mutex mutex_;
   std::condition_variable wake_;      // incoming_, stopping_

@@ -1,10 +1,12 @@
 #include "worker/rpc/controller_stream.h"
 
 #include <grpcpp/create_channel.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
 
 #include <utility>
 
+#include "google/protobuf/arena.h"
 #include "proto/convert.h"
 #include "worker/rpc/grpc_status.h"
 
@@ -13,6 +15,9 @@ namespace {
 
 // A controller host that vanished without a word is noticed after about this long.
 constexpr int kKeepaliveMs = 2000;
+constexpr const char* kMethod = "/lrmoe.v1.Controller/Session";
+// A plan of 128 experts on 8 ranks takes half of it. Larger ones are parsed into blocks of their own.
+constexpr size_t kArenaBlockBytes = 64 << 10;
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -29,10 +34,13 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
 
 }  // namespace
 
+ControllerStream::ControllerStream(Callbacks callbacks)
+    : callbacks_(std::move(callbacks)), arena_block_(new char[kArenaBlockBytes]) {}
+
 std::unique_ptr<ControllerStream> ControllerStream::Open(const std::string& address, Callbacks callbacks) {
   std::unique_ptr<ControllerStream> stream(new ControllerStream(std::move(callbacks)));
-  stream->stub_ = v1::Controller::NewStub(OpenChannel(address));
-  stream->stub_->async()->Session(&stream->context_, stream.get());
+  stream->stub_ = std::make_unique<Stub>(OpenChannel(address));
+  stream->stub_->PrepareBidiStreamingCall(&stream->context_, kMethod, {}, stream.get());
   stream->AddHold();  // until half-closed or broken: writes are started from other threads
   stream->StartRead(&stream->incoming_);
   stream->StartCall();
@@ -84,8 +92,21 @@ void ControllerStream::OnReadDone(bool ok) {
     if (!std::exchange(broken_, true) && !half_closed_) RemoveHold();
     return;
   }
-  callbacks_.received(FromWire(incoming_));
+  callbacks_.received(Parse());
   StartRead(&incoming_);
+}
+
+// A plan is hundreds of small messages, which an arena holds in one block.
+absl::StatusOr<ControllerMessage> ControllerStream::Parse() {
+  google::protobuf::ArenaOptions options;
+  options.initial_block = arena_block_.get();
+  options.initial_block_size = kArenaBlockBytes;
+  google::protobuf::Arena arena(options);
+  auto* wire = google::protobuf::Arena::CreateMessage<v1::ControllerMessage>(&arena);
+  if (!grpc::SerializationTraits<v1::ControllerMessage>::Deserialize(&incoming_, wire).ok()) {
+    return absl::InvalidArgumentError("something other than lrmoe.v1.ControllerMessage");
+  }
+  return FromWire(*wire);
 }
 
 // Nothing may follow the call: the owner destroys the stream as soon as it was made.

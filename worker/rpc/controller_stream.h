@@ -3,6 +3,8 @@
 #pragma once
 
 #include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
 
 #include <deque>
@@ -14,13 +16,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/session.h"
-#include "lrmoe/v1/controller.grpc.pb.h"
+#include "lrmoe/v1/controller.pb.h"
 
 namespace lrmoe::worker {
 
-class ControllerStream final : public grpc::ClientBidiReactor<v1::WorkerMessage, v1::ControllerMessage> {
+class ControllerStream final : public grpc::ClientBidiReactor<v1::WorkerMessage, grpc::ByteBuffer> {
  public:
-  // Called on gRPC threads, one at a time; must not block and must not call back into the stream.
+  // Called on gRPC threads, one at a time; must not block. May send.
   struct Callbacks {
     std::function<void()> opened;  // the peer took the first message
     std::function<void(absl::StatusOr<ControllerMessage>)> received;
@@ -42,18 +44,22 @@ class ControllerStream final : public grpc::ClientBidiReactor<v1::WorkerMessage,
   static constexpr size_t kMaxQueued = 8192;
 
  private:
-  explicit ControllerStream(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}
+  using Stub = grpc::TemplatedGenericStub<v1::WorkerMessage, grpc::ByteBuffer>;
+
+  explicit ControllerStream(Callbacks callbacks);
   void OnWriteDone(bool ok) override;
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
+  absl::StatusOr<ControllerMessage> Parse();  // what was read
   // With mutex_ held: starts what can be started.
   void Advance();
 
   const Callbacks callbacks_;
-  std::unique_ptr<v1::Controller::Stub> stub_;
+  std::unique_ptr<Stub> stub_;
   grpc::ClientContext context_;
-  v1::ControllerMessage incoming_;  // of the read that runs
-  bool first_written_ = false;      // write callbacks only
+  grpc::ByteBuffer incoming_;                  // of the read that runs
+  const std::unique_ptr<char[]> arena_block_;  // where messages are parsed; read callbacks only
+  bool first_written_ = false;                 // write callbacks only
 
   std::mutex mutex_;
   std::deque<v1::WorkerMessage> outgoing_;  // guarded by mutex_; the front is being written while writing_
