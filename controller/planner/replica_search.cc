@@ -70,7 +70,7 @@ class Search {
   static constexpr int32_t kMany = 8;
   static constexpr double kReplicaWorth = 8;
   static constexpr int32_t kMostFills = 20;      // tries at filling deficits, while the goal is missed
-  static constexpr int32_t kManyRanks = 128;     // too many to fill deficits more often than needed
+  static constexpr int32_t kManyRanks = 32;      // beyond them deficits are filled only where needed
   static constexpr int64_t kMostPolish = 12000;  // edges, once the goal is reached
   static constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
 
@@ -132,7 +132,7 @@ class Search {
   // A fill looks at every rank for every replica.
   int32_t NumFills() const {
     if (best_.reached) return 1;
-    return std::clamp(kManyRanks * kManyRanks / (work_.num_ranks * work_.num_ranks), 1, kMostFills);
+    return std::clamp(4 * kManyRanks * kManyRanks / (work_.num_ranks * work_.num_ranks), 1, kMostFills);
   }
 
   void Try(bool with_residents, ReceiverRule rule) {
