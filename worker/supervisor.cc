@@ -161,8 +161,10 @@ absl::Status Supervisor::StartServer() {
     return absl::InvalidArgumentError(absl::StrCat("socket is \"", path, "\", but ", place_->rank.local_size,
                                                    " ranks share this host; use {rank} in it"));
   }
-  LRMOE_RETURN_IF_ERROR(
-      janitor_->RemoveAtEnd(path, own_directory));  // before it exists, so that it never stays
+  // Before they exist, so that they never stay.
+  if (const std::string lane = worker::SocketServer::LanePath(path); !lane.empty())
+    LRMOE_RETURN_IF_ERROR(janitor_->RemoveAtEnd(lane, false));
+  LRMOE_RETURN_IF_ERROR(janitor_->RemoveAtEnd(path, own_directory));
   LRMOE_ASSIGN_OR_RETURN(server_, worker::SocketServer::Start(path, service_.get()));
   LogInfo("rank ", rank, " of ", place_->rank.size, " serves ", path);
   return absl::OkStatus();

@@ -99,15 +99,27 @@ absl::StatusOr<std::unique_ptr<SocketServer>> SocketServer::Start(const std::str
     return absl::AlreadyExistsError(absl::StrCat("socket ", path, ": another process serves it"));
   }
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return CannotServe(path, "replacing it");
+  const std::string lane_path = LanePath(path);
   const mode_t mask = umask(0177);
-  server->server_ = Build(path, service);
+  absl::StatusOr<std::unique_ptr<Lane>> lane = nullptr;
+  if (!lane_path.empty()) lane = Lane::Start(lane_path, service);
+  service->SetLane(lane_path);
+  if (lane.ok()) server->server_ = Build(path, service);
   umask(mask);
+  LRMOE_RETURN_IF_ERROR(lane.status());
+  server->lane_ = *std::move(lane);
   if (!server->server_) return CannotServe(path, "listening");
   server->path_ = path;
   return server;
 }
 
+std::string SocketServer::LanePath(const std::string& path) {
+  const std::string lane = path + ".lane";
+  return lane.size() < sizeof(sockaddr_un::sun_path) ? lane : "";
+}
+
 SocketServer::~SocketServer() {
+  lane_.reset();
   Shutdown(std::chrono::milliseconds(0));
   server_.reset();
   if (!path_.empty()) unlink(path_.c_str());

@@ -1,4 +1,4 @@
-// The gRPC server of the worker protocol on its Unix socket.
+// The gRPC server of the worker protocol on its Unix socket, and the lane beside it.
 // Who may connect: the socket has mode 0600 and, when the worker makes its directory, that has mode 0700;
 // connecting to a Unix socket takes write permission on it, so the kernel admits the worker's own user (and
 // root) only.
@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/rpc/lane.h"
 #include "worker/rpc/worker_service.h"
 
 namespace lrmoe::worker {
@@ -24,8 +25,11 @@ class SocketServer {
   // serves there now; a dead worker's socket is replaced. Call before threads that create files: it changes
   // the umask for a moment.
   static absl::StatusOr<std::unique_ptr<SocketServer>> Start(const std::string& path, WorkerService* service);
-  // Removes the socket, and the directory if Start made it.
+  // Removes the sockets, and the directory if Start made it.
   ~SocketServer();
+  // Of the lane that Start opens for a server at `path`; empty when that would be no socket address: then
+  // there is none.
+  static std::string LanePath(const std::string& path);
 
   // Health checks answer NOT_SERVING from now on.
   void SetUnhealthy();
@@ -37,6 +41,7 @@ class SocketServer {
   std::string path_;
   std::string made_directory_;  // empty when it was there
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Lane> lane_;
 };
 
 }  // namespace lrmoe::worker

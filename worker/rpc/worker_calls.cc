@@ -34,36 +34,43 @@ absl::StatusOr<Nothing> Checked(const absl::Status& status) {
   return Nothing{};
 }
 
+// gRPC frees a reactor once it has finished.
+WorkerService::Reply ReplyOf(grpc::ServerUnaryReactor* reactor) {
+  return [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); };
+}
+
 uint64_t Number(ParameterVersion version) {
   return static_cast<uint64_t>(version);
 }
 
 }  // namespace
 
-void WorkerService::PostReply(Reactor* reactor, std::function<absl::Status(EnginePort&)> run) {
+void WorkerService::PostReply(Reply reply, std::function<absl::Status(EnginePort&)> run) {
   const absl::Status posted = engine_thread_.Post(
-      {.run = [run = std::move(run)](EngineSlot& slot) { return run(*slot.engine); },
-       .done = [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); }});
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+      {.run = [run = std::move(run)](EngineSlot& slot) { return run(*slot.engine); }, .done = reply});
+  if (!posted.ok()) reply(posted);
+}
+
+template <typename Check, typename Run>
+void WorkerService::Collective(Reply reply, const Wanted& wanted, const Check& check, Run run) {
+  const auto found = FindSession(wanted.session);
+  if (!found.ok()) return reply(found.status());
+  auto call = check(**found);
+  if (!call.ok()) {
+    PostReply(std::move(reply), [wanted, reason = call.status()](EnginePort& engine) {
+      return engine.Refuse(wanted.operation, wanted.named, reason);
+    });
+  } else {
+    PostReply(std::move(reply),
+              [run, call = *std::move(call)](EnginePort& engine) { return run(engine, call); });
+  }
 }
 
 template <typename Check, typename Run>
 grpc::ServerUnaryReactor* WorkerService::Collective(Context* context, uint64_t session, Operation operation,
                                                     const Invocation& named, const Check& check, Run run) {
   Reactor* reactor = context->DefaultReactor();
-  const auto found = FindSession(session);
-  if (!found.ok()) {
-    reactor->Finish(ToGrpc(found.status()));
-    return reactor;
-  }
-  auto call = check(**found);
-  if (!call.ok()) {
-    PostReply(reactor, [operation, named, reason = call.status()](EnginePort& engine) {
-      return engine.Refuse(operation, named, reason);
-    });
-  } else {
-    PostReply(reactor, [run, call = *std::move(call)](EnginePort& engine) { return run(engine, call); });
-  }
+  Collective(ReplyOf(reactor), {session, operation, named}, check, std::move(run));
   return reactor;
 }
 
@@ -80,7 +87,8 @@ grpc::ServerUnaryReactor* WorkerService::Local(Context* context, uint64_t sessio
   if (!call.ok()) {
     reactor->Finish(ToGrpc(call.status()));
   } else {
-    PostReply(reactor, [run, call = *std::move(call)](EnginePort& engine) { return run(engine, call); });
+    PostReply(ReplyOf(reactor),
+              [run, call = *std::move(call)](EnginePort& engine) { return run(engine, call); });
   }
   return reactor;
 }
@@ -145,10 +153,9 @@ void WorkerService::RememberPlan(const ExecutionPlan& execution, bool needs_back
   if (needs_backward) planned_[now] = *summary;
 }
 
-grpc::ServerUnaryReactor* WorkerService::Forward(Context* context, const v1::ForwardRequest* request,
-                                                 v1::ForwardResponse* response) {
-  return Collective(
-      context, request->session(), Operation::kForward, Named(request->invocation()),
+void WorkerService::Forward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply) {
+  Collective(
+      std::move(reply), {request->session(), Operation::kForward, Named(request->invocation())},
       [request](const Session& s) { return CheckForward(*request, s.model, s.arenas); },
       [this, response](EnginePort& engine, const ForwardCall& call) {
         LRMOE_ASSIGN_OR_RETURN(const engine::ForwardResult result, engine.Forward(call.args));
@@ -158,10 +165,17 @@ grpc::ServerUnaryReactor* WorkerService::Forward(Context* context, const v1::For
       });
 }
 
-grpc::ServerUnaryReactor* WorkerService::Backward(Context* context, const v1::BackwardRequest* request,
-                                                  v1::BackwardResponse* response) {
-  return Collective(
-      context, request->session(), Operation::kBackward, Named(request->invocation()),
+grpc::ServerUnaryReactor* WorkerService::Forward(Context* context, const v1::ForwardRequest* request,
+                                                 v1::ForwardResponse* response) {
+  Reactor* reactor = context->DefaultReactor();
+  Forward(request, response, ReplyOf(reactor));
+  return reactor;
+}
+
+void WorkerService::Backward(const v1::BackwardRequest* request, v1::BackwardResponse* response,
+                             Reply reply) {
+  Collective(
+      std::move(reply), {request->session(), Operation::kBackward, Named(request->invocation())},
       [request](const Session& s) { return CheckBackward(*request, s.model, s.arenas); },
       [this, response](EnginePort& engine, const BackwardCall& call) {
         const auto planned = planned_.extract(call.args.invocation);  // the context is freed, also on error
@@ -170,6 +184,13 @@ grpc::ServerUnaryReactor* WorkerService::Backward(Context* context, const v1::Ba
         ToWire(result.report, response->mutable_summary()->mutable_report());
         return absl::OkStatus();
       });
+}
+
+grpc::ServerUnaryReactor* WorkerService::Backward(Context* context, const v1::BackwardRequest* request,
+                                                  v1::BackwardResponse* response) {
+  Reactor* reactor = context->DefaultReactor();
+  Backward(request, response, ReplyOf(reactor));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* WorkerService::Discard(Context* context, const v1::DiscardRequest* request,

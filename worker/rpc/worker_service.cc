@@ -82,6 +82,7 @@ grpc::ServerWriteReactor<v1::SessionEvent>* WorkerService::Attach(Context*,
                                  attached->set_rank(options_.rank);
                                  attached->set_world_size(options_.world_size);
                                  attached->set_version(options_.version);
+                                 attached->set_lane(lane_);
                                  session->stream->Accept(*attached);
                                }});
   if (!posted.ok()) CloseSession(session->id, posted);

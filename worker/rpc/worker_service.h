@@ -56,6 +56,14 @@ class WorkerService final : public v1::Worker::CallbackService {
   void Stop();
   bool attached() const { return sessions_.current() != nullptr; }
 
+  // Called once, on the engine thread or before the call that is answered returns.
+  using Reply = std::function<void(const absl::Status&)>;
+  // What a lane carries. Any thread; request and response live until `reply` was called.
+  void Forward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply);
+  void Backward(const v1::BackwardRequest* request, v1::BackwardResponse* response, Reply reply);
+  // Where clients find it; before the service is served.
+  void SetLane(const std::string& path) { lane_ = path; }
+
  private:
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
@@ -100,16 +108,24 @@ class WorkerService final : public v1::Worker::CallbackService {
   // Both validate on this thread (`check(session)` returns StatusOr<Call>), queue `run(engine, call)` and
   // reply with the status it returns. A bad request to a collective takes part in it by refusing it; to a
   // local operation of this rank it just gets its error.
+  struct Wanted {  // which operation of which session, as the client named it
+    uint64_t session = 0;
+    engine::Operation operation{};
+    Invocation named;
+  };
+  template <typename Check, typename Run>
+  void Collective(Reply reply, const Wanted& wanted, const Check& check, Run run);
   template <typename Check, typename Run>
   Reactor* Collective(Context* context, uint64_t session, engine::Operation operation,
                       const Invocation& named, const Check& check, Run run);
   template <typename Check, typename Run>
   Reactor* Local(Context* context, uint64_t session, const Check& check, Run run);
-  void PostReply(Reactor* reactor, std::function<absl::Status(EnginePort&)> run);
+  void PostReply(Reply reply, std::function<absl::Status(EnginePort&)> run);
   // On the engine thread: the plan's figures are shown again with the backward pass.
   void RememberPlan(const ExecutionPlan& plan, bool needs_backward, v1::InvocationSummary* summary);
 
   const ServiceOptions options_;
+  std::string lane_;
   SessionTable sessions_;
   std::mutex mutex_;
   std::string ended_;  // guarded by mutex_; why the epoch is over, empty while it is not
