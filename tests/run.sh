@@ -108,6 +108,9 @@ unit "$preset"
 stage "Python tests"
 python_tests "Python tests" build/python-unit.log "$python" -m unittest discover -s tests/python
 
+stage "Python tests, every call on gRPC"
+python_tests "Python tests on gRPC" build/python-grpc.log env LRMOE_LANE=0 "$python" -m unittest discover -s tests/python
+
 stage "Python on workers, 2 ranks"
 counted "Python on workers" build/python-distributed.log "$python" tests/python/distributed/run.py --bin "$bin"
 

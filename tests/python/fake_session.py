@@ -1,4 +1,6 @@
-"""A TestCase with a session to a fake worker in this process."""
+"""A TestCase with a session to a fake worker in this process.
+
+LRMOE_LANE=0 in the environment runs the tests with every call on gRPC."""
 
 import os
 import tempfile
@@ -7,7 +9,7 @@ import unittest
 import torch
 
 import lrmoe
-from fake_worker import FakeWorker, serve
+from fake_worker import FakeLane, FakeWorker, serve
 
 E, K, H, F = 5, 2, 16, 8
 
@@ -21,6 +23,8 @@ class FakeSession(unittest.TestCase):
         self.folder = folder.name
         self.socket = os.path.join(folder.name, "worker.sock")
         self.fake = FakeWorker(self.retention_rate)
+        self.lane = FakeLane(self.fake, self.socket + ".lane")
+        self.addCleanup(self.lane.close)
         server = serve(self.fake, self.socket)
         self.addCleanup(lambda: server.stop(None).wait())
         self.generator = torch.Generator().manual_seed(7)

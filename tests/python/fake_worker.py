@@ -8,6 +8,7 @@ import itertools
 import math
 import mmap
 import os
+import socket as sockets
 import sys
 import threading
 from concurrent import futures
@@ -59,12 +60,14 @@ class FakeWorker:
         self.experts = {}  # (layer, expert) -> Expert
         self.contexts = {}
         self.calls = []  # (method, request), for the tests to look at
+        self.lane = ""   # path; empty: there is none
+        self.lane_calls = 0
         self.optimizer_step = 0
         self.ids = itertools.count(1)
 
     def Attach(self, request, context):
         self.model = request.model
-        attached = wire.Attached(session=next(self.ids), rank=0, world_size=1, version="fake",
+        attached = wire.Attached(session=next(self.ids), rank=0, world_size=1, version="fake", lane=self.lane,
                                  owned_experts=range(request.model.num_experts))
         yield wire.SessionEvent(attached=attached)
         while context.is_active() and not self.ended.wait(0.05):
@@ -222,16 +225,66 @@ class FakeWorker:
         return invocation.step, invocation.layer, invocation.micro_batch
 
 
+def run(worker, name, request):
+    with worker.lock, torch.no_grad():
+        worker.calls.append((name, request))
+        return getattr(worker, name)(request)
+
+
+class FakeLane:
+    """Forward and Backward over whole messages, as a worker's lane."""
+
+    def __init__(self, worker, path):
+        self.worker, self.connections = worker, []
+        self.listening = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+        self.listening.bind(path)
+        self.listening.listen()
+        worker.lane = path
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        try:
+            while True:
+                connection, _ = self.listening.accept()
+                self.connections.append(connection)
+                threading.Thread(target=self.answer, args=[connection], daemon=True).start()
+        except OSError:
+            pass  # closed
+
+    def answer(self, connection):
+        try:
+            while True:
+                message = connection.recv(1 << 16)
+                if not message:
+                    return
+                call = wire.LaneCall.FromString(message)
+                self.worker.lane_calls += 1
+                field, reply = call.WhichOneof("call"), wire.LaneReply(number=call.number)
+                try:
+                    getattr(reply, field).CopyFrom(run(self.worker, field.capitalize(), getattr(call, field)))
+                except Refused as refused:
+                    reply.code, reply.message = refused.code.value[0], refused.message
+                connection.send(reply.SerializeToString())
+        except OSError:
+            pass  # either side has closed
+
+    def close(self):
+        for end in [self.listening, *self.connections]:
+            try:
+                end.shutdown(sockets.SHUT_RDWR)
+            except OSError:
+                pass  # its peer was faster
+            end.close()
+
+
 def serve(worker, socket):
     """Starts a gRPC server for the handlers on a Unix socket and returns it."""
     def unary(name):
         def handle(request, context):
-            with worker.lock, torch.no_grad():
-                worker.calls.append((name, request))
-                try:
-                    return getattr(worker, name)(request)
-                except Refused as refused:
-                    context.abort(refused.code, refused.message)
+            try:
+                return run(worker, name, request)
+            except Refused as refused:
+                context.abort(refused.code, refused.message)
         return handle
 
     handlers = {}
@@ -250,4 +303,6 @@ def serve(worker, socket):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(FakeWorker(float(sys.argv[2]) if len(sys.argv) > 2 else 1.0), sys.argv[1]).wait_for_termination()
+    served = FakeWorker(float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)
+    lane = FakeLane(served, sys.argv[1] + ".lane")
+    serve(served, sys.argv[1]).wait_for_termination()

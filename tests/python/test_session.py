@@ -107,6 +107,19 @@ class LostWorkerTest(FakeSession):
         with self.assertRaisesRegex(lrmoe.WorkerLost, "rank 1 was lost"):
             layer(*self.batch(2))
 
+    def test_deadline(self):
+        layer = self.layer(self.connect(call_timeout=2))
+        layer(*self.batch(1))
+        with self.fake.lock:
+            with self.assertRaisesRegex(lrmoe.Error, "DEADLINE_EXCEEDED") as raised:
+                layer(*self.batch(2))
+        self.assertNotIsInstance(raised.exception, lrmoe.WorkerLost)
+        layer.eval()
+        batches = [self.batch(n) for n in (3, 4, 5)]
+        for x, ids, alpha in batches:  # the late answer is nobody's
+            self.assertEqual(layer(x, ids, alpha).shape, x.shape)
+            self.assertEqual(layer.last_plan.routed_rows, ids.numel())
+
     def test_killed_worker(self):
         with tempfile.TemporaryDirectory(prefix="lrmoe-test-") as folder:
             socket = os.path.join(folder, "worker.sock")

@@ -1,5 +1,6 @@
-"""The gRPC side of a session: calls, and noticing that the worker is gone."""
+"""The calls of a session, and noticing that the worker is gone."""
 
+import logging
 import os
 import threading
 import time
@@ -8,6 +9,7 @@ import grpc
 
 from . import protocol
 from .errors import Error, WorkerLost
+from .lane import CALLS, Lane, LaneFailed
 
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -16,6 +18,7 @@ _CHANNEL_OPTIONS = (
 )
 # How long a failed call waits for the session's stream to tell why. The two race when a worker dies.
 _REASON_WAIT_S = 0.3
+_log = logging.getLogger("lrmoe")
 
 
 class Connection:
@@ -41,6 +44,7 @@ class Connection:
             for name, method in protocol.METHODS.items() if not method.server_streaming
         }
         self._stream = None
+        self._lane = None
         self._ended = threading.Event()
         self._end_reason = ""
 
@@ -49,9 +53,18 @@ class Connection:
         if self._ended.is_set():
             raise WorkerLost(self._end_reason)
         try:
+            if self._lane is not None and name in CALLS:
+                return self._lane.call(name, request)
             return self._calls[name](request, timeout=self._call_timeout_s)
         except grpc.RpcError as error:
-            raise self._translate(name, error) from None
+            raise self._translate(name, error.code().name, error.details() or "") from None
+        except LaneFailed as error:
+            raise self._translate(name, error.code, error.details) from None
+
+    @property
+    def has_lane(self):
+        """Whether forward and backward passes go through the worker's lane, and not through gRPC."""
+        return self._lane is not None
 
     def attach(self, request):
         """Opens the session; its stream is then read in the background until it ends. Returns the Attached message."""
@@ -63,18 +76,33 @@ class Connection:
         except StopIteration:
             raise WorkerLost(f"worker at {self.socket} ended the session before it began") from None
         except grpc.RpcError as error:
-            raise self._translate("Attach", error) from None
+            raise self._translate("Attach", error.code().name, error.details() or "") from None
         if event.WhichOneof("event") != "attached":
             raise WorkerLost(event.ended.reason or f"worker at {self.socket} refused the session")
         self._stream = stream
         threading.Thread(target=self._watch, name="lrmoe-session", daemon=True).start()
+        self._open_lane(event.attached.lane)
         return event.attached
 
     def close(self):
         self._end("the session was closed")
         if self._stream is not None:
             self._stream.cancel()
+        if self._lane is not None:
+            self._lane.close()
         self._channel.close()
+
+    def _open_lane(self, path):
+        if os.environ.get("LRMOE_LANE", "1") == "0":
+            _log.info("forward and backward go through gRPC, because LRMOE_LANE is 0")
+        elif not path:
+            _log.warning("forward and backward go through gRPC, which is slower: the worker at %s has no lane", self.socket)
+        else:
+            try:
+                self._lane = Lane(path, self._call_timeout_s)
+                _log.info("forward and backward go through %s", path)
+            except OSError as error:
+                _log.warning("forward and backward go through gRPC, which is slower: %s: %s", path, error)
 
     def _watch(self):
         reason = f"the worker at {self.socket} ended the session"
@@ -92,15 +120,14 @@ class Connection:
             self._end_reason = reason
             self._ended.set()
 
-    def _translate(self, name, error):
-        code, details = error.code(), error.details() or ""
-        gone = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    def _translate(self, name, code, details):
+        gone = code in ("UNAVAILABLE", "CANCELLED")
         if gone and self._stream is not None:
             self._ended.wait(_REASON_WAIT_S)
-        if self._ended.is_set() and (gone or code == grpc.StatusCode.UNKNOWN):
+        if self._ended.is_set() and (gone or code == "UNKNOWN"):
             return WorkerLost(f"{name}: {self._end_reason}" + (f" ({details})" if details else ""))
-        if code == grpc.StatusCode.UNAVAILABLE:
+        if code == "UNAVAILABLE":
             return WorkerLost(f"{name}: {details}")
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED and not details.strip():
+        if code == "DEADLINE_EXCEEDED" and not details.strip():
             details = f"no answer to {name} within {self._call_timeout_s} s"
-        return Error(code.name, details)
+        return Error(code, details)

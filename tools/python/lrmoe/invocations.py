@@ -44,7 +44,7 @@ class Invocations:
         """(invocation, again): the number for a forward pass with these expert ids [..., k]; again when it is that of
         an earlier pass. Ids tell passes apart that are open at the same time; the latest pass that has them counts."""
         self._forget_before(worker.step)
-        if torch.is_tensor(expert_idx) and inside_backward():
+        if self._pending and torch.is_tensor(expert_idx) and inside_backward():
             for invocation, ids in reversed(self._pending):
                 if ids.shape == expert_idx.shape and torch.equal(ids, expert_idx):
                     return invocation, True
@@ -56,7 +56,10 @@ class Invocations:
 
     def done(self, invocation):
         """Its backward pass is over, or it was given up."""
-        self._pending = deque((entry for entry in self._pending if entry[0] != invocation), maxlen=_MAX_PENDING)
+        if len(self._pending) == 1 and self._pending[0][0] == invocation:  # the usual case, without building a deque
+            self._pending.clear()
+        elif self._pending:
+            self._pending = deque((entry for entry in self._pending if entry[0] != invocation), maxlen=_MAX_PENDING)
 
     def _forget_before(self, step):
         while self._pending and self._pending[0][0].step < step:

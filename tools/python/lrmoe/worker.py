@@ -78,6 +78,13 @@ class Worker:
         return self._attach().version
 
     @property
+    def has_lane(self):
+        """Whether forward and backward passes go through the worker's lane, a socket without gRPC. LRMOE_LANE=0 in the
+        environment of lrmoe.connect keeps them on gRPC."""
+        self._attach()
+        return self._connection.has_lane
+
+    @property
     def owned_experts(self):
         """Expert indices this rank owns, ascending; the same in every layer."""
         return list(self._attach().owned_experts)
