@@ -11,11 +11,11 @@ namespace {
 constexpr double kMostFavour = 0.5;  // how much a rank may count beyond its rows, from the second try on
 }  // namespace
 
-const std::vector<CoverSearch::Copy>& DeficitFill::Run(const SearchState& state, int32_t tries) {
+const std::vector<CoverSearch::Copy>& DeficitFill::Run(const SearchState& state, int64_t tries) {
   spent_ = 0;
   Random random(0x5fd1c2b7);
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (int32_t n = 0; n < tries && least > 0; ++n) {
+  for (int64_t n = 0; n < tries && least > 0; ++n) {
     favour_.assign(work_.num_ranks, 1);
     if (n > 0)
       for (double& favour : favour_) favour += kMostFavour * random.Uniform();

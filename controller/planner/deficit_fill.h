@@ -20,7 +20,7 @@ class DeficitFill {
   // Replicas to add to `state`, whose rows are as its instances allow at its target. Which rank is next is a
   // little random from the second of `tries` on; the one that leaves the fewest rows above the target counts.
   // Valid until the next call.
-  const std::vector<CoverSearch::Copy>& Run(const SearchState& state, int32_t tries);
+  const std::vector<CoverSearch::Copy>& Run(const SearchState& state, int64_t tries);
   // Steps of the last Run.
   int64_t spent() const { return spent_; }
 

@@ -69,7 +69,8 @@ class Search {
   // perfect balance by 1 / kReplicaWorth of the tolerance.
   static constexpr int32_t kMany = 8;
   static constexpr double kReplicaWorth = 8;
-  static constexpr int32_t kMostFills = 20;      // tries at filling deficits, while the goal is missed
+  static constexpr int64_t kMostFills = 20;      // tries at filling deficits, while the goal is missed
+  static constexpr int64_t kFillSteps = 6000;    // to spend on them, more or less
   static constexpr int32_t kManyRanks = 32;      // beyond them deficits are filled only where needed
   static constexpr int64_t kMostPolish = 12000;  // edges, once the goal is reached
   static constexpr int32_t kAnyNumber = std::numeric_limits<int32_t>::max();
@@ -129,10 +130,13 @@ class Search {
     return Consider(greedy_.Complete(state_, ReceiverRule::kBestFit, bound, nullptr));
   }
 
-  // A fill looks at every rank for every replica.
-  int32_t NumFills() const {
-    if (best_.reached) return 1;
-    return std::clamp(4 * kManyRanks * kManyRanks / (work_.num_ranks * work_.num_ranks), 1, kMostFills);
+  // A fill looks at every rank and at a rank's experts for every replica.
+  int64_t NumFills() const {
+    if (best_.reached || !approaching_) return 1;
+    int64_t slots = 0;
+    for (const RankResources& rank : problem_.cluster.ranks) slots += rank.replica_slots;
+    const int64_t steps = slots * (work_.num_ranks + work_.num_experts / work_.num_ranks);
+    return std::clamp<int64_t>(kFillSteps / std::max<int64_t>(steps, 1), 1, kMostFills);
   }
 
   void Try(bool with_residents, ReceiverRule rule) {
@@ -144,15 +148,15 @@ class Search {
 
   // Lowers the peak towards the goal that was missed.
   void Approach(int64_t budget) {
+    approaching_ = true;
     double low = goal_;
     for (int round = 0; round < 3; ++round) {
       const double level = low + (best_.level - low) / 2, before = best_.level;
       if (!(level < before)) break;
-      for (const bool with_residents : {true, false}) {
-        if (!with_residents && !work_.any_resident) continue;
-        for (const Start start : {Start::kWholeDeficits, Start::kInterleaved})
-          if (best_.level >= before) Attempt(with_residents, level, start, kAnyNumber);
-      }
+      for (const Start start : {Start::kWholeDeficits, Start::kInterleaved})
+        if (best_.level >= before) Attempt(true, level, start, kAnyNumber);
+      if (best_.level >= before && work_.any_resident)
+        Attempt(false, level, Start::kWholeDeficits, kAnyNumber);
       if (best_.level >= before) low = level;
     }
     double level = goal_;
@@ -285,7 +289,8 @@ class Search {
   double floor_level_ = 0;       // perfect balance
   int32_t least_new_ = 0;        // no placement within the goal has fewer new replicas
   int32_t fewest_ = kAnyNumber;  // new replicas that suffice, once known
-  int64_t polish_until_ = 0;     // work of state_'s flow at which improving on a reached goal ends
+  bool approaching_ = false;
+  int64_t polish_until_ = 0;  // work of state_'s flow at which improving on a reached goal ends
   std::vector<int32_t> sent_;
 };
 
