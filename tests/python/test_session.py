@@ -130,6 +130,7 @@ class LostWorkerTest(FakeSession):
                 layer(*self.batch(2)).sum().backward()
                 # Killed while a call waits for an answer that never comes.
                 process.send_signal(signal.SIGSTOP)
+                self.assertTrue(os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1]))
                 killer = threading.Timer(0.2, process.kill)
                 killer.start()
                 with self.assertRaises(lrmoe.WorkerLost):

@@ -49,8 +49,12 @@ class ArenaPool:
         self._session = session
         self._lock = threading.Lock()
         self._arenas = []
-        # Slots that died. A finalizer can run anywhere, also inside an allocation: it only appends.
-        self._dead = collections.deque()
+        # Slots that died. A callback can run anywhere, also inside an allocation: it only moves an entry.
+        self._dead = dead = collections.deque()
+        # Of slots that live: id of the weak reference -> (the reference, place). A weakref.finalize each would take as
+        # long as copying a small tensor.
+        self._live = live = {}
+        self._on_death = lambda reference: dead.append(live.pop(id(reference))[1])
         # (bytes) -> [(arena, offset)]: slots of a size seen before; a training loop lives from these.
         self._cached = collections.defaultdict(list)
 
@@ -67,7 +71,8 @@ class ArenaPool:
         arena, offset = self._allocate(slot_bytes)
         slot = arena.view[offset:offset + slot_bytes]
         # The tensor's storage holds the memoryview and nothing else does.
-        weakref.finalize(slot, self._dead.append, (arena, offset, slot_bytes)).atexit = False
+        reference = weakref.ref(slot, self._on_death)
+        self._live[id(reference)] = reference, (arena, offset, slot_bytes)
         # Shaped in place: a view could not be modified in place once autograd knows it.
         return torch.frombuffer(slot, dtype=dtype, count=count).resize_(shape)
 

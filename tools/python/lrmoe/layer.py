@@ -1,5 +1,7 @@
 """The expert layer as a torch module."""
 
+import struct
+
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -12,6 +14,7 @@ _COMPUTE_TYPES = {torch.bfloat16: protocol.DATA_TYPE_BF16, torch.float32: protoc
 _ACTIVATIONS = {"silu": protocol.ACTIVATION_SILU, "gelu": protocol.ACTIVATION_GELU}
 _INDEX_TYPES = (torch.int64, torch.int32)
 _INT32_MAX = 2**31 - 1
+_NUMBER = struct.Struct("=qqq")  # of an invocation
 
 
 class MoELayer(torch.nn.Module):
@@ -43,8 +46,7 @@ class MoELayer(torch.nn.Module):
         self._worker = worker
         # Makes autograd call backward even where no input needs a gradient: the experts always do.
         self._anchor = torch.zeros((), requires_grad=True)
-        self._summary = None
-        self._last_kept = None
+        self._last = _Last()
         self._invocations = Invocations()
         worker._register(self)
         if hasattr(torch, "compiler"):
@@ -81,20 +83,20 @@ class MoELayer(torch.nn.Module):
     def discard(self):
         """Collective. Gives up the last forward pass when no backward follows it (an exception, say); without this its
         saved state lives until a forward of a later step."""
-        if self._summary is not None:
-            self._invocations.done(self._summary[0])
-            self._worker._call("Discard", invocation=self._summary[0])
+        if self._last.summary is not None:
+            self._invocations.done(self._last.summary[0])
+            self._worker._call("Discard", invocation=self._last.summary[0])
 
     @property
     def last_plan(self):
         """lrmoe.Plan of the last invocation: retention_rate, imbalance, kept_rows, timings; None before the first. After
         the backward pass its figures are included."""
-        return None if self._summary is None else plan_from_summary(*self._summary)
+        return None if self._last.summary is None else plan_from_summary(*self._last.summary)
 
     @property
     def last_kept(self):
         """bool [..., k]: which of this rank's pairs the last backward pass kept; None before the first."""
-        return self._last_kept
+        return self._last.kept
 
     def expert_weights(self):
         """{expert: (gate_up [2F, H], down [H, F])} of the experts this rank owns, their fp32 masters, copied."""
@@ -213,7 +215,15 @@ class MoELayer(torch.nn.Module):
         return y, response
 
 
+class _Last:
+    """Of a layer's last invocation. An object of its own: setting an attribute of a Module takes microseconds."""
+    summary = None  # (invocation, InvocationSummary)
+    kept = None
+
+
 def _rows(tensor):
+    if tensor.dim() == 2:
+        return tensor
     return tensor.reshape(-1 if tensor.numel() else tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
@@ -232,10 +242,11 @@ class _Experts(torch.autograd.Function):
             raise
         if layer.training and not again:
             layer._invocations.opened(invocation, expert_idx)
-        layer._summary = (invocation, response.summary)
+        layer._last.summary = (invocation, response.summary)
         ctx.layer, ctx.trains = layer, trains
         # Saved as a tensor: under checkpointing autograd then hands the backward that of the pass made again.
-        ctx.save_for_backward(torch.tensor([invocation.step, invocation.layer, invocation.micro_batch]))
+        number = bytearray(_NUMBER.pack(invocation.step, invocation.layer, invocation.micro_batch))
+        ctx.save_for_backward(torch.frombuffer(number, dtype=torch.int64))
         ctx.x_like = (x.shape, x.dtype, x.device)
         ctx.weights_like = (weights.shape, weights.dtype, weights.device)
         return y.to(device=x.device, dtype=x.dtype)
@@ -262,8 +273,8 @@ class _Experts(torch.autograd.Function):
             "Backward", invocation=invocation, dy=tensors.descriptor(rows),
             dx=tensors.descriptor(dx, rows.shape), dalpha=tensors.descriptor(dalpha, pairs),
             kept=tensors.descriptor(kept, pairs))
-        layer._summary = (invocation, response.summary)
-        layer._last_kept = kept.view(torch.bool)
+        layer._last.summary = (invocation, response.summary)
+        layer._last.kept = kept.view(torch.bool)
         grad_x = dx.to(device=x_device, dtype=x_dtype) if ctx.needs_input_grad[1] else None
         grad_weights = dalpha.to(device=weights_device, dtype=weights_dtype) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_weights, None, None, None, None
