@@ -45,13 +45,12 @@ absl::StatusOr<InstancePlan> InstanceFromWire(const v1::InstancePlan& wire, int3
   if (wire.owner() && wire.is_new()) return wire::Bad("is_new", "true of an owner's instance", "false");
   InstancePlan instance{wire.expert(),        wire.rank(), wire.owner(), wire.is_new(), wire.forward_rows(),
                         wire.backward_rows(), {}};
-  instance.forward_rows_by_source.assign(wire.forward_rows_by_source().begin(),
-                                         wire.forward_rows_by_source().end());
+  const int64_t* rows = wire.forward_rows_by_source().data();
+  instance.forward_rows_by_source.assign(rows, rows + num_ranks);
   int64_t sum = 0;
   for (int32_t source = 0; source < num_ranks; ++source) {
-    const int64_t rows = instance.forward_rows_by_source[source];
-    LRMOE_RETURN_IF_ERROR(InRange("forward_rows_by_source", source, rows, 0, kMaxCount));
-    sum += rows;
+    LRMOE_RETURN_IF_ERROR(InRange("forward_rows_by_source", source, rows[source], 0, kMaxCount));
+    sum += rows[source];
   }
   if (sum != wire.forward_rows())
     return wire::Bad("forward_rows", absl::StrCat(wire.forward_rows()),
