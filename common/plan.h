@@ -80,7 +80,8 @@ struct ExecutionPlan {
   LayerPlan plan;
   Selection selection = Selection::kLrm;
   RouterGradient router_gradient = RouterGradient::kExact;
-  uint64_t seed = 0;  // for Selection::kRandom
+  uint64_t seed = 0;  // for Selection::kRandom and kLrmSampled
+  Rescale rescale = Rescale::kOff;
   bool operator==(const ExecutionPlan&) const = default;
 };
 

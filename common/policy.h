@@ -14,18 +14,22 @@ namespace lrmoe {
 
 enum class OnInfeasible : uint8_t { kFail = 1, kBestEffort = 2 };
 enum class Selection : uint8_t { kLrm = 1, kGradNorm2 = 2, kGradAbs = 3, kRandom = 4, kLrmSampled = 5 };
+// Whether the kept pairs of an expert count for its dropped ones as well.
+enum class Rescale : uint8_t { kOff = 1, kRows = 2 };  // rows: N_e / K_e times
 enum class RouterGradient : uint8_t { kExact = 1, kRetained = 2 };
 
 struct Policy {
   std::string planner = "lrmoe";  // lrmoe | fixed
   // Candidate retention rates, strictly descending, each in (0, 1]. One value forces it.
   std::vector<double> rates = {1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5};
-  double retention_floor = 0.0;     // least K_e / N_e of any expert, 0..1
-  double balance_tolerance = 0.01;  // peak load may exceed the mean by this fraction, 0..10
+  double retention_floor = 0.0;      // least K_e / N_e of any expert, 0..1
+  int64_t retention_floor_rows = 0;  // least K_e, or N_e where that is less, 0..10^9
+  double balance_tolerance = 0.01;   // peak load may exceed the mean by this fraction, 0..10
   double window_us =
       std::numeric_limits<double>::infinity();  // communication must fit; > 0; infinity: no limit
   OnInfeasible on_infeasible = OnInfeasible::kFail;
   Selection selection = Selection::kLrm;
+  Rescale rescale = Rescale::kOff;  // off with Selection::kLrmSampled, which has weights of its own
   RouterGradient router_gradient = RouterGradient::kExact;
   uint64_t seed = 0;  // for Selection::kRandom and kLrmSampled
   bool operator==(const Policy&) const = default;
@@ -36,6 +40,7 @@ absl::Status Validate(const Policy& policy);
 
 absl::string_view Name(OnInfeasible value);    // fail | best_effort
 absl::string_view Name(Selection value);       // lrm | grad_norm2 | grad_abs | random | lrm_sampled
+absl::string_view Name(Rescale value);         // off | rows
 absl::string_view Name(RouterGradient value);  // exact | retained
 
 // Sets one field from its text form ("rates" takes a comma-separated list, "window_us" takes "inf").

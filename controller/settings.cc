@@ -36,6 +36,8 @@ void AddPolicy(Policy* policy, Settings* parser) {
       "it.");
   AddPolicyField(policy, parser, "retention_floor", "X",
                  "Least share of any expert's rows that is kept, 0..1.");
+  AddPolicyField(policy, parser, "retention_floor_rows", "N",
+                 "Least rows of any expert that are kept, all where it has fewer, 0..1000000000.");
   AddPolicyField(policy, parser, "balance_tolerance", "X",
                  "How far the most loaded rank may exceed the mean before replicas are added, 0..10.");
   AddPolicyField(policy, parser, "window_us", "US",
@@ -45,6 +47,10 @@ void AddPolicy(Policy* policy, Settings* parser) {
   AddPolicyField(policy, parser, "selection", "SCORE",
                  "Which rows are kept: lrm, lrm_sampled (by chance, unbiased), or for comparison grad_norm2, "
                  "grad_abs, random.");
+  AddPolicyField(
+      policy, parser, "rescale", "HOW",
+      "Whether an expert's kept rows count for its dropped ones in the gradients: off, or rows (times "
+      "all its rows over the kept ones).");
   AddPolicyField(
       policy, parser, "router_gradient", "MODE",
       "Gradient of the routing weights: exact (all pairs), or retained (kept pairs only, less memory).");

@@ -221,21 +221,28 @@ void ToWire(const ExecutionPlan& plan, v1::ExecutionPlan* wire) {
   wire->set_selection(static_cast<v1::Selection>(plan.selection));
   wire->set_router_gradient(static_cast<v1::RouterGradient>(plan.router_gradient));
   wire->set_seed(plan.seed);
+  wire->set_rescale(static_cast<v1::Rescale>(plan.rescale));
 }
 
 absl::StatusOr<ExecutionPlan> FromWire(const v1::ExecutionPlan& wire) {
   static_assert(v1::SELECTION_LRM == static_cast<int>(Selection::kLrm) &&
                 v1::SELECTION_LRM_SAMPLED == static_cast<int>(Selection::kLrmSampled) &&
                 v1::ROUTER_GRADIENT_EXACT == static_cast<int>(RouterGradient::kExact) &&
-                v1::ROUTER_GRADIENT_RETAINED == static_cast<int>(RouterGradient::kRetained));
+                v1::ROUTER_GRADIENT_RETAINED == static_cast<int>(RouterGradient::kRetained) &&
+                v1::RESCALE_OFF == static_cast<int>(Rescale::kOff) &&
+                v1::RESCALE_ROWS == static_cast<int>(Rescale::kRows));
   ExecutionPlan plan;
   LRMOE_RETURN_IF_ERROR(InRange("selection", wire.selection(), v1::SELECTION_LRM, v1::SELECTION_LRM_SAMPLED));
   LRMOE_RETURN_IF_ERROR(InRange("router_gradient", wire.router_gradient(), v1::ROUTER_GRADIENT_EXACT,
                                 v1::ROUTER_GRADIENT_RETAINED));
+  LRMOE_RETURN_IF_ERROR(InRange("rescale", wire.rescale(), v1::RESCALE_OFF, v1::RESCALE_ROWS));
+  if (wire.selection() == v1::SELECTION_LRM_SAMPLED && wire.rescale() != v1::RESCALE_OFF)
+    return wire::Bad("rescale", v1::Rescale_Name(wire.rescale()), "RESCALE_OFF with SELECTION_LRM_SAMPLED");
   LRMOE_ASSIGN_OR_RETURN(plan.plan, FromWire(wire.plan()));
   plan.selection = static_cast<Selection>(wire.selection());
   plan.router_gradient = static_cast<RouterGradient>(wire.router_gradient());
   plan.seed = wire.seed();
+  plan.rescale = static_cast<Rescale>(wire.rescale());
   return plan;
 }
 

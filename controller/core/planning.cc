@@ -114,7 +114,8 @@ void Core::On(const PlanFinished& event) {
     Carry(rendezvous_->Fail(job.ready, event.plan.status()));
     return;
   }
-  ExecutionPlan plan{*event.plan, job.policy.selection, job.policy.router_gradient, job.policy.seed};
+  ExecutionPlan plan{*event.plan, job.policy.selection, job.policy.router_gradient, job.policy.seed,
+                     job.policy.rescale};
   plan.plan.invocation = invocation;
   plan.plan.plan_us = event.plan_us;
   resident_[invocation.layer] = ReplicasOf(plan.plan);

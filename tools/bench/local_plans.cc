@@ -61,7 +61,7 @@ absl::StatusOr<ExecutionPlan> LocalPlans::MakePlan(const Invocation& invocation)
   for (const InstancePlan& instance : plan.instances)  // ordered by expert
     if (!instance.owner) resident_[instance.rank_idx].push_back(instance.expert_idx);
   return ExecutionPlan{std::move(plan), problem.policy.selection, problem.policy.router_gradient,
-                       problem.policy.seed};
+                       problem.policy.seed, problem.policy.rescale};
 }
 
 }  // namespace lrmoe::bench

@@ -67,6 +67,7 @@ class BackwardPass {
   bool selective_ = false;         // some expert keeps some of its pairs but not all
   Buffer scores_;                  // float, [P]
   Buffer kept_;                    // uint8, [P]
+  std::vector<float> rescale_;     // [E]; empty: off
   BackwardRoute route_;
 };
 
@@ -108,6 +109,10 @@ absl::Status BackwardPass::Select() {
     if (selective_ && context_.execution.selection == Selection::kLrmSampled)
       ReweighSampled(context_, state_.shape().top_k, expert.as<int32_t>(), kept, scores_.as<float>(),
                      dropped);
+    if (context_.execution.rescale == Rescale::kRows) {
+      rescale_ = RescaleFactors(plan);
+      RescaleKept(context_, rescale_, expert.as<int32_t>(), kept);
+    }
   }
   const size_t num_instances = plan.instances.size();
   route_.kept = KeptCounts(num_instances, state_.num_ranks());
@@ -159,8 +164,11 @@ absl::Status BackwardPass::RetainedRouterGradient(CompactPass& compact) {
   LRMOE_ASSIGN_OR_RETURN(Buffer returned, state_.arena->Take(rows * 4, "router gradients"));
   LRMOE_RETURN_IF_ERROR(compact.ReturnScalars(returned));
   const auto position = route_.pair_position.as<int32_t>();
-  for (int64_t p = 0; p < pairs_; ++p)
+  const auto instance = context_.pair_instance.as<int32_t>();
+  for (int64_t p = 0; p < pairs_; ++p) {
     args_.dalpha[p] = position[p] < 0 ? 0.0F : returned.as<float>()[position[p]];
+    if (!rescale_.empty()) args_.dalpha[p] *= rescale_[context_.plan().instances[instance[p]].expert_idx];
+  }
   return absl::OkStatus();
 }
 

@@ -66,8 +66,8 @@ struct BackwardArgs {
   Invocation invocation;          // of an open forward
   std::span<const std::byte> dy;  // [T, H]
   std::span<std::byte> dx;        // [T, H], out
-  std::span<float> dalpha;        // [T, k], out; 0 for dropped pairs when router_gradient is retained
-  std::span<uint8_t> kept;        // [T, k] 0 or 1, out; may be empty
+  std::span<float> dalpha;  // [T, k], out; router_gradient retained: 0 for dropped pairs, rescaled for kept
+  std::span<uint8_t> kept;  // [T, k] 0 or 1, out; may be empty
 };
 
 struct ForwardResult {

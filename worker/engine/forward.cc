@@ -56,7 +56,8 @@ absl::Status CheckArgs(const EngineState& state, const ForwardArgs& args) {
 // Says enough of a plan that two ranks with different ones notice.
 std::string Fingerprint(const ExecutionPlan& execution) {
   uint64_t hash = execution.seed ^ (static_cast<uint64_t>(execution.selection) << 8) ^
-                  (static_cast<uint64_t>(execution.router_gradient) << 16);
+                  (static_cast<uint64_t>(execution.router_gradient) << 16) ^
+                  (static_cast<uint64_t>(execution.rescale) << 24);
   const auto mix = [&hash](int64_t value) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001B3ULL;
   };

@@ -63,6 +63,23 @@ void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int3
   });
 }
 
+std::vector<float> RescaleFactors(const LayerPlan& plan) {
+  std::vector<int64_t> routed(plan.quota.size(), 0);
+  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  std::vector<float> factors(plan.quota.size(), 1.0F);
+  for (size_t e = 0; e < factors.size(); ++e)
+    if (plan.quota[e] > 0)
+      factors[e] = static_cast<float>(static_cast<double>(routed[e]) / static_cast<double>(plan.quota[e]));
+  return factors;
+}
+
+void RescaleKept(ForwardContext& context, std::span<const float> factors,
+                 std::span<const int32_t> pair_expert, std::span<const uint8_t> kept) {
+  const auto alpha = context.alpha.as<float>();
+  for (size_t p = 0; p < kept.size(); ++p)
+    if (kept[p]) alpha[p] *= factors[pair_expert[p]];
+}
+
 absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,
                          std::span<const float> scores) {
   for (size_t p = 0; p < scores.size(); ++p) {

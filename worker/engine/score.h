@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "worker/engine/engine_state.h"
@@ -26,6 +27,18 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const
 void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int32_t> pair_expert,
                     std::span<const uint8_t> kept, std::span<const float> scores,
                     std::span<const float> dropped);
+
+// rescale = rows: N_e / K_e by expert, [E]; 1 where nothing is dropped, or nothing kept that could be scaled.
+// Depends on the plan alone: on no score, rank or placement.
+std::vector<float> RescaleFactors(const LayerPlan& plan);
+
+// Multiplies alpha of kept pairs by their expert's factor, so that the experts' gradients and dx, which are
+// linear in alpha, grow by as much. They are those of the complete backward pass in expectation where every
+// pair is as likely to be kept as any other (selection random); where the largest are kept, these then count
+// for more than what was dropped. Not in the paper; tools/experiments measures where it helps. The exact
+// d(alpha) lacks nothing and stays; the retained one is the caller's to multiply. `pair_expert`, `kept`: [P].
+void RescaleKept(ForwardContext& context, std::span<const float> factors,
+                 std::span<const int32_t> pair_expert, std::span<const uint8_t> kept);
 
 // OutOfRange naming rank, token, slot, expert and value of the first score that is NaN or infinite.
 absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,

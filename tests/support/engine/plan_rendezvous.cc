@@ -69,7 +69,8 @@ PlanFunction PlannerPlans(planner::PlanningProblem problem, Selection selection,
     absl::StatusOr<LayerPlan> plan = planner::Plan(now);
     if (!plan.ok()) return plan.status();
     plan->invocation = invocation;
-    return ExecutionPlan{*std::move(plan), selection, router_gradient, problem.policy.seed};
+    return ExecutionPlan{*std::move(plan), selection, router_gradient, problem.policy.seed,
+                         problem.policy.rescale};
   };
 }
 
@@ -117,7 +118,7 @@ ExecutionPlan ScriptedPlans::operator()(const Invocation& invocation, const Rout
       plan.instances.push_back(std::move(instance));
     }
   }
-  return {std::move(plan), selection, router_gradient, seed};
+  return {std::move(plan), selection, router_gradient, seed, rescale};
 }
 
 }  // namespace lrmoe::testing

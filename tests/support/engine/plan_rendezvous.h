@@ -53,6 +53,7 @@ struct ScriptedPlans {
   bool scatter_backward = true;      // false: backward rows fill instances in order, up to their forward rows
   Selection selection = Selection::kLrm;
   RouterGradient router_gradient = RouterGradient::kExact;
+  Rescale rescale = Rescale::kOff;
 
   ExecutionPlan operator()(const Invocation& invocation, const RoutedCounts& counts) const;
 };

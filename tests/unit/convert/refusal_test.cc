@@ -157,6 +157,27 @@ TEST_CASE("plan: an expert twice on a rank is refused") {
   CHECK_THAT(std::string(FromWire(wire).status().message()), Contains("at most one instance per rank"));
 }
 
+TEST_CASE("plan: settings that no rank could execute are refused") {
+  Random random(12);
+  v1::ExecutionPlan good;
+  ToWire(test::RandomPlan(random, 4, 2), &good);
+  good.set_selection(v1::SELECTION_LRM_SAMPLED);
+  good.set_rescale(v1::RESCALE_OFF);
+  REQUIRE(FromWire(good).ok());
+  const auto message = [](const v1::ExecutionPlan& wire) {
+    return std::string(FromWire(wire).status().message());
+  };
+  v1::ExecutionPlan bad = good;
+  bad.set_rescale(v1::RESCALE_ROWS);
+  CHECK_THAT(message(bad), Contains("rescale is RESCALE_ROWS; allowed: RESCALE_OFF with SELECTION_LRM"));
+  bad = good;
+  bad.set_rescale(v1::RESCALE_UNSPECIFIED);
+  CHECK_THAT(message(bad), Contains("rescale is 0; allowed: 1..2"));
+  bad = good;
+  bad.set_selection(static_cast<v1::Selection>(6));
+  CHECK_THAT(message(bad), Contains("selection is 6; allowed: 1..5"));
+}
+
 TEST_CASE("policy: unknown, repeated and bad fields are refused, the named ones change") {
   v1::PolicySettings wire;
   wire.add_fields()->set_name("rates");

@@ -36,9 +36,11 @@ ModelSpec SampleModel() {
 }
 
 ExecutionPlan RandomPlan(Random& random, int32_t num_experts, int32_t num_ranks) {
-  ExecutionPlan execution{.selection = static_cast<Selection>(random.Between(1, 4)),
+  ExecutionPlan execution{.selection = static_cast<Selection>(random.Between(1, 5)),
                           .router_gradient = static_cast<RouterGradient>(random.Between(1, 2)),
-                          .seed = random.Next()};
+                          .seed = random.Next(),
+                          .rescale = static_cast<Rescale>(random.Between(1, 2))};
+  if (execution.selection == Selection::kLrmSampled) execution.rescale = Rescale::kOff;
   LayerPlan& plan = execution.plan;
   plan.invocation = RandomInvocation(random);
   plan.policy = "lrmoe";

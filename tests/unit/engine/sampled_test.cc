@@ -1,4 +1,5 @@
-// lrm_sampled keeps as many pairs as lrm, and on average over draws loses nothing.
+// lrm_sampled keeps as many pairs as lrm, and on average over draws loses nothing; nor does random when
+// rescaled by rows.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <numeric>
@@ -39,11 +40,12 @@ double Distance(const std::vector<std::vector<float>>& mine, double scale, const
   return std::sqrt(difference / whole);
 }
 
-Mean Measure(Selection selection) {
+Mean Measure(Selection selection, Rescale rescale = Rescale::kOff) {
   const MoeProblem problem = RandomProblem(Shape(), {14, 0, 18}, Routing::kUniform, 5);
   const std::vector<uint8_t> all(problem.expert_idx.size(), 1);
   const MoeResult complete = ReferenceLayer(problem, all, true);
   ScriptedPlans plans{.seed = 3, .replica_probability = 0.5, .retention = 0.5, .selection = selection};
+  plans.rescale = rescale;
   LayerOutput one, sum;
   for (const absl::Status& status : RunLayer(problem, {{}, plans, {}}, one)) REQUIRE(status.ok());
   const auto draws = [](RankRun& run) -> absl::Status {
@@ -71,6 +73,14 @@ TEST_CASE("sampled selection is unbiased, the largest scores are not") {
   REQUIRE(sampled.bias < 0.2 * lrm.bias);
   REQUIRE(random.bias > 0.4);  // half of the pairs, none of them enlarged
   REQUIRE(sampled.error < 1.0);
+}
+
+TEST_CASE("random selection rescaled by rows is unbiased, a rescaled one of the largest is not") {
+  const Mean rescaled = Measure(Selection::kRandom, Rescale::kRows),
+             largest = Measure(Selection::kLrm, Rescale::kRows);
+  CAPTURE(rescaled.bias, rescaled.error, largest.bias);
+  REQUIRE(rescaled.bias < 0.1);
+  REQUIRE(largest.bias > 3 * rescaled.bias);
 }
 
 TEST_CASE("sampled selection keeps what the plan says, and is complete when everything is kept") {
