@@ -35,7 +35,11 @@ enum class GemmKind : uint8_t {
   kForward,         // C[rows, n] = A[rows, k] . B[n, k]^T          (FC1, FC2); A, B, C of type
   kInputGradient,   // C[rows, n] = A[rows, k] . B[k, n]            (dphi, dx); A, B, C of type
   kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32
+  kPacked,          // C[rows, n] = A[rows, k] . B; B packed by PackWeights for n and k; A, B, C of type
 };
+
+// A matrix of weights can be packed when both its sizes are multiples of this.
+inline constexpr int64_t kPackedMultiple = 64;
 
 // A device works through its operations in the order of the calls. Rows, weights, gradients and optimizer
 // state lie in its memory (every void*, the float* of GroupedGemm, AdamW, SquaredNorm, AddInPlace and the
@@ -67,6 +71,17 @@ class Device {
   // Variable-size grouped GEMM without padding; bf16 accumulates in fp32. n, k as in GemmKind.
   virtual absl::Status GroupedGemm(GemmKind kind, Type type, int64_t n, int64_t k,
                                    std::span<const GemmGroup> groups) = 0;
+
+  // Whether weights of the type are multiplied faster in a form of this device's own (kPacked): one form per
+  // direction, as large as the plain matrix. Where not, PackWeights and its like must not be called.
+  virtual bool PacksWeights(Type /*type*/) const { return false; }
+  // B as kForward (plain[n, k]) or kInputGradient (plain[k, n]) take it, packed for the same product. n and k
+  // are multiples of kPackedMultiple.
+  virtual void PackWeights(GemmKind kind, Type type, int64_t n, int64_t k, const void* plain, void* packed);
+  // The plain matrix [n, k] of what was packed for kForward.
+  virtual void UnpackWeights(Type type, int64_t n, int64_t k, const void* forward, void* plain);
+  // What was packed for kForward with n and k, packed for kInputGradient with k and n.
+  virtual void RepackWeights(Type type, int64_t n, int64_t k, const void* forward, void* input_gradient);
 
   // phi[rows, f] from a[rows, f or 2f] and norm2[row] = ||phi||^2 of the stored (rounded) phi, in one pass.
   virtual void ActivationForward(ExpertActivation activation, Type type, int64_t rows, int64_t f,
@@ -135,5 +150,7 @@ TopK SelectTopK(std::span<const float> scores, int64_t k);
 // Packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all operations.
 // InvalidArgument when num_threads is not 1..256; ResourceExhausted when they cannot be started.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads);
+// Device::PacksWeights of any CPU device on this machine.
+bool CpuPacksWeights(Type type);
 
 }  // namespace lrmoe::kernels

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
+#include "kernels/precondition.h"
 
 namespace lrmoe::kernels {
 namespace {
@@ -79,6 +80,17 @@ void Device::Fill(void* dst, uint8_t value, int64_t bytes) {
 
 void Device::PermuteRows(int64_t row_bytes, std::span<int32_t> to, void* rows) {
   PermuteHostRows(row_bytes, to, rows);
+}
+
+// A device that packs no weights.
+void Device::PackWeights(GemmKind, Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(!"this device packs weights");
+}
+void Device::UnpackWeights(Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(!"this device packs weights");
+}
+void Device::RepackWeights(Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(!"this device packs weights");
 }
 
 }  // namespace lrmoe::kernels

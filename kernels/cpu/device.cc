@@ -8,10 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/passes.h"
-#include "kernels/cpu/precondition.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/kernels.h"
+#include "kernels/precondition.h"
 
 namespace lrmoe::kernels {
 namespace cpu {
@@ -31,6 +32,17 @@ class CpuDevice : public Device {
   absl::Status GroupedGemm(GemmKind kind, Type type, int64_t n, int64_t k,
                            std::span<const GemmGroup> groups) override {
     return gemm_.Run(kind, type, n, k, groups);
+  }
+
+  bool PacksWeights(Type type) const override { return gemm_.PacksWeights(type); }
+  void PackWeights(GemmKind kind, Type type, int64_t n, int64_t k, const void* plain, void* packed) override {
+    gemm_.PackWeights(kind, type, n, k, plain, packed);
+  }
+  void UnpackWeights(Type type, int64_t n, int64_t k, const void* forward, void* plain) override {
+    gemm_.UnpackWeights(type, n, k, forward, plain);
+  }
+  void RepackWeights(Type type, int64_t n, int64_t k, const void* forward, void* input_gradient) override {
+    gemm_.RepackWeights(type, n, k, forward, input_gradient);
   }
 
   void ActivationForward(ExpertActivation activation, Type type, int64_t rows, int64_t f, const void* a,
@@ -178,6 +190,12 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads) {
     return absl::ResourceExhaustedError(
         absl::StrCat("CPU device with ", num_threads, " threads: ", error.what()));
   }
+}
+
+bool CpuPacksWeights(Type type) {
+  return type == Type::kBf16
+             ? cpu::ChooseBf16Path() == cpu::Bf16Path::kMatmul && cpu::PackedGemm::Supports(type)
+             : cpu::PackedGemm::Supports(type);
 }
 
 }  // namespace lrmoe::kernels

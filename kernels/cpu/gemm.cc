@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "dnnl.hpp"
+#include "kernels/cpu/packed_gemm.h"
+#include "kernels/precondition.h"
 
 namespace lrmoe::kernels::cpu {
 namespace {
@@ -23,7 +25,11 @@ constexpr int64_t kRowsAhead = 4;  // rows prefetched while staging
 // For the bf16 matmul, which packs its operands at each call: large enough to make that a few percent.
 constexpr int64_t kMatmulBlockM = 256;
 constexpr int64_t kMatmulBlockN = 1024;
+// With packed weights: a block's rows are read again for every 64 columns and stay in the L2 cache.
+constexpr int64_t kPackedBlockM = 128;
+constexpr int64_t kPackedBlockN = 1024;
 // Whole tiles of oneDNN's kernels, which are 6 or 8 rows by 16 or 48 columns.
+constexpr int64_t kPackedTileM = 8;
 constexpr int64_t kTileM = 24;
 constexpr int64_t kTileN = 48;
 
@@ -39,6 +45,7 @@ Product ProductOf(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
   switch (kind) {
     case GemmKind::kForward:
       return {false, true, false, rows, n, k, k, k, n};
+    case GemmKind::kPacked:
     case GemmKind::kInputGradient:
       return {false, false, false, rows, n, k, k, n, n};
     case GemmKind::kWeightGradient:
@@ -163,6 +170,7 @@ struct GroupedGemm::Worker {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::array<std::optional<dnnl::matmul>, 8> matmuls;  // by transpose_a, transpose_b, accumulate
+  PackedGemm packed;
 };
 
 // The operand as sgemm reads it: in scratch, unless it is fp32 with a harmless stride already.
@@ -241,7 +249,11 @@ dnnl_status_t GroupedGemm::Worker::Matmul(const Product& p, const void* a, const
 }
 
 GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_path)
-    : pool_(pool), passes_(passes), bf16_path_(bf16_path) {
+    : pool_(pool),
+      passes_(passes),
+      bf16_path_(bf16_path),
+      packs_{PackedGemm::Supports(Type::kFp32),
+             bf16_path == Bf16Path::kMatmul && PackedGemm::Supports(Type::kBf16)} {
   for (int i = 0; i < pool->num_threads(); ++i) workers_.push_back(std::make_unique<Worker>(passes));
 }
 
@@ -254,12 +266,17 @@ absl::string_view GroupedGemm::path() const {
 
 void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups) {
   const bool matmul = shape.type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul;
+  int64_t most_m = matmul ? kMatmulBlockM : kBlockM, most_n = matmul ? kMatmulBlockN : kBlockN;
+  int64_t tile_m = kTileM, tile_n = kTileN;
+  if (shape.kind == GemmKind::kPacked) {
+    most_m = kPackedBlockM, most_n = kPackedBlockN;
+    tile_m = kPackedTileM, tile_n = kPackedMultiple;
+  }
   blocks_.clear();
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].rows == 0) continue;
     const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group].rows);
-    const int64_t step_m = PieceOf(p.m, matmul ? kMatmulBlockM : kBlockM, kTileM);
-    const int64_t step_n = PieceOf(p.n, matmul ? kMatmulBlockN : kBlockN, kTileN);
+    const int64_t step_m = PieceOf(p.m, most_m, tile_m), step_n = PieceOf(p.n, most_n, tile_n);
     for (int64_t n0 = 0; n0 < p.n; n0 += step_n) {
       for (int64_t m0 = 0; m0 < p.m; m0 += step_m) {
         blocks_.push_back(
@@ -269,40 +286,86 @@ void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> g
   }
 }
 
-absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
-                              std::span<const GemmGroup> groups) {
-  if (n < 1 || k < 1)
+int GroupedGemm::Multiply(const Shape& shape, const Block& block, const GemmGroup& group, Worker& worker) {
+  const SerialOneDnn serial;
+  const Type type = shape.type;
+  Product p = ProductOf(shape.kind, shape.n, shape.k, group.rows);
+  const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, type);
+  void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? Type::kFp32 : type);
+  p.m = block.m1 - block.m0;
+  p.n = block.n1 - block.n0;
+  if (shape.kind == GemmKind::kPacked)
+    return worker.packed.Multiply({type, p.m, p.n, p.k, p.ldc}, a,
+                                  PackedGemm::PackedAt(group.b, type, p.k, block.n0), c);
+  const void* b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, type);
+  return type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul ? worker.Matmul(p, a, b, c)
+                                                                : worker.Staged(p, type, a, b, c);
+}
+
+absl::Status GroupedGemm::Check(const Shape& shape, std::span<const GemmGroup> groups) const {
+  if (shape.n < 1 || shape.k < 1)
     return absl::InvalidArgumentError(
-        absl::StrCat("grouped GEMM: n is ", n, ", k is ", k, "; allowed: >= 1"));
+        absl::StrCat("grouped GEMM: n is ", shape.n, ", k is ", shape.k, "; allowed: >= 1"));
+  if (shape.kind == GemmKind::kPacked &&
+      (!PacksWeights(shape.type) || shape.n % kPackedMultiple != 0 || shape.k % kPackedMultiple != 0))
+    return absl::InvalidArgumentError(absl::StrCat("grouped GEMM: n is ", shape.n, ", k is ", shape.k,
+                                                   " with packed weights; allowed: multiples of ",
+                                                   kPackedMultiple, ", on a device that packs the type"));
   for (const GemmGroup& group : groups) {
     if (group.rows < 0 || (group.rows > 0 && (!group.a || !group.b || !group.c)))
       return absl::InvalidArgumentError(absl::StrCat("grouped GEMM: group ", &group - groups.data(), " of ",
                                                      groups.size(), " has ", group.rows,
                                                      " rows or a null matrix; allowed: rows >= 0, no null"));
   }
-  CutIntoBlocks({kind, type, n, k}, groups);
+  return absl::OkStatus();
+}
 
+absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
+                              std::span<const GemmGroup> groups) {
+  const Shape shape{kind, type, n, k};
+  if (absl::Status status = Check(shape, groups); !status.ok()) return status;
+  CutIntoBlocks(shape, groups);
   std::atomic<int> failure{dnnl_success};
   pool_->Run(static_cast<int64_t>(blocks_.size()), [&](int64_t task, int thread) {
-    const SerialOneDnn serial;
     const Block& block = blocks_[task];
-    const GemmGroup& group = groups[block.group];
-    Product p = ProductOf(kind, n, k, group.rows);
-    const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, type);
-    const void* b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, type);
-    void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? Type::kFp32 : type);
-    p.m = block.m1 - block.m0;
-    p.n = block.n1 - block.n0;
-    Worker& worker = *workers_[thread];
-    const dnnl_status_t status = type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul
-                                     ? worker.Matmul(p, a, b, c)
-                                     : worker.Staged(p, type, a, b, c);
+    const int status = Multiply(shape, block, groups[block.group], *workers_[thread]);
     if (status != dnnl_success) failure.store(status, std::memory_order_relaxed);
   });
   if (failure != dnnl_success)
     return absl::InternalError(absl::StrCat("grouped GEMM: oneDNN failed with status ", failure.load(), " (",
                                             path(), "; n ", n, ", k ", k, ")"));
   return absl::OkStatus();
+}
+
+void GroupedGemm::ForSlices(const Shape& shape, int64_t size,
+                            absl::FunctionRef<int(PackedGemm&, int64_t)> reorder) {
+  LRMOE_KERNELS_REQUIRE(PacksWeights(shape.type));
+  LRMOE_KERNELS_REQUIRE(shape.n % kPackedMultiple == 0 && shape.k % kPackedMultiple == 0);
+  pool_->Run(size / kPackedMultiple, [&](int64_t task, int thread) {
+    const SerialOneDnn serial;
+    // Sizes and pointers are right, so only a lack of memory can fail here, as anywhere.
+    LRMOE_KERNELS_REQUIRE(reorder(workers_[thread]->packed, task * kPackedMultiple) == dnnl_success);
+  });
+}
+
+void GroupedGemm::PackWeights(GemmKind kind, Type type, int64_t n, int64_t k, const void* plain,
+                              void* packed) {
+  LRMOE_KERNELS_REQUIRE(kind == GemmKind::kForward || kind == GemmKind::kInputGradient);
+  ForSlices({kind, type, n, k}, n, [&](PackedGemm& with, int64_t first_n) {
+    return with.Pack({kind, type, n, k}, first_n, plain, packed);
+  });
+}
+
+void GroupedGemm::UnpackWeights(Type type, int64_t n, int64_t k, const void* forward, void* plain) {
+  ForSlices({GemmKind::kForward, type, n, k}, n, [&](PackedGemm& with, int64_t first_n) {
+    return with.Unpack({GemmKind::kForward, type, n, k}, first_n, forward, plain);
+  });
+}
+
+void GroupedGemm::RepackWeights(Type type, int64_t n, int64_t k, const void* forward, void* input_gradient) {
+  ForSlices({GemmKind::kForward, type, n, k}, k, [&](PackedGemm& with, int64_t first_k) {
+    return with.Repack({GemmKind::kForward, type, n, k}, first_k, forward, input_gradient);
+  });
 }
 
 }  // namespace lrmoe::kernels::cpu

@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/precondition.h"
 #include "kernels/kernels.h"
+#include "kernels/precondition.h"
 
 namespace lrmoe::kernels {
 namespace {

@@ -57,6 +57,8 @@ class CudaDevice : public Device {
                            std::span<const GemmGroup> groups) override {
     if (n < 1 || k < 1)
       return absl::InvalidArgumentError(absl::StrCat("n is ", n, ", k is ", k, "; allowed: 1 and more"));
+    if (kind == GemmKind::kPacked)
+      return absl::InvalidArgumentError("weights are packed; allowed: plain, this device packs none");
     present_.clear();
     for (const GemmGroup& group : groups) {
       if (group.rows < 0)

@@ -26,6 +26,8 @@ BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
     case GemmKind::kWeightGradient:  // C^T[k, n] += B^T[k, rows] . A[rows, n]
       shape = {.transpose_b = true, .m = k, .n = n, .k = rows, .lda = k, .ldb = n, .ldc = k, .beta = 1};
       break;
+    case GemmKind::kPacked:  // of devices that pack weights; this one takes them as they are
+      break;
   }
   return shape;
 }

@@ -12,6 +12,7 @@ Sizes SizesOf(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
   switch (kind) {
     case GemmKind::kForward:
     case GemmKind::kInputGradient:
+    case GemmKind::kPacked:
       return {rows * k, n * k, rows * n};
     case GemmKind::kWeightGradient:
       break;
@@ -124,6 +125,79 @@ TEST_CASE("grouped GEMM on random ragged groups", "[gemm]") {
   }
 }
 
+Elements Packed(Device& device, GemmKind kind, Type type, int64_t n, int64_t k, const Elements& plain) {
+  Elements packed(type, n * k);
+  device.PackWeights(kind, type, n, k, plain.ptr(), packed.ptr());
+  REQUIRE(packed.intact());
+  return packed;
+}
+
+TEST_CASE("a product with packed weights equals that with plain ones", "[gemm]") {
+  const std::vector<NamedDevice> devices = AllDevices();
+  for (const Type type : kTypes) {
+    for (const NamedDevice& named : devices) {
+      Device& device = *named.device;
+      if (!device.PacksWeights(type)) continue;
+      for (uint64_t seed = 0; seed < 20; ++seed) {
+        Random random(seed);
+        const GemmKind kind = seed % 2 == 0 ? GemmKind::kForward : GemmKind::kInputGradient;
+        const int64_t n = kPackedMultiple * random.Between(1, 6), k = kPackedMultiple * random.Between(1, 4);
+        CAPTURE(named.name, static_cast<int>(type), seed, n, k);
+        std::vector<Operands> groups, packed;
+        for (int64_t g = random.Between(1, 4); g > 0; --g) {
+          const int64_t rows = random.Below(4) == 0 ? 0 : random.Between(1, seed % 5 == 0 ? 300 : 40);
+          groups.push_back(RandomGroup(kind, type, n, k, rows, random));
+          packed.push_back(groups.back());
+          packed.back().b = Packed(device, kind, type, n, k, groups.back().b);
+        }
+        const auto done = Run(device, GemmKind::kPacked, type, n, k, packed);
+        for (size_t g = 0; g < groups.size(); ++g) CheckGroup(kind, n, k, groups[g], done[g]);
+        const auto again = Run(device, GemmKind::kPacked, type, n, k, packed);
+        for (size_t g = 0; g < groups.size(); ++g) REQUIRE(again[g].c == done[g].c);
+      }
+    }
+  }
+}
+
+TEST_CASE("threads do not change a product with packed weights", "[gemm]") {
+  const auto one = CreateCpuDevice(1), four = CreateCpuDevice(4);
+  for (const Type type : kTypes) {
+    if (!(*one)->PacksWeights(type)) continue;
+    constexpr int64_t kN = 1088, kK = 128;
+    Random random(7);
+    std::vector<Operands> groups;
+    for (const int64_t rows : {300, 1, 0, 77}) {
+      groups.push_back(RandomGroup(GemmKind::kForward, type, kN, kK, rows, random));
+      groups.back().b = Packed(**four, GemmKind::kForward, type, kN, kK, groups.back().b);
+    }
+    const auto by_one = Run(**one, GemmKind::kPacked, type, kN, kK, groups);
+    const auto by_four = Run(**four, GemmKind::kPacked, type, kN, kK, groups);
+    for (size_t g = 0; g < groups.size(); ++g) CHECK(by_one[g].c == by_four[g].c);
+  }
+}
+
+TEST_CASE("packed weights come back as they were, and turn into the other direction's", "[gemm]") {
+  const std::vector<NamedDevice> devices = AllDevices();
+  for (const Type type : kTypes) {
+    for (const NamedDevice& named : devices) {
+      Device& device = *named.device;
+      if (!device.PacksWeights(type)) continue;
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{64, 64}, {192, 64}, {128, 320}}) {
+        CAPTURE(named.name, static_cast<int>(type), n, k);
+        Random random(n + k);
+        const Elements plain = Elements::Uniform(type, n * k, random);
+        const Elements forward = Packed(device, GemmKind::kForward, type, n, k, plain);
+        Elements back(type, n * k), turned(type, n * k);
+        device.UnpackWeights(type, n, k, forward.ptr(), back.ptr());
+        CHECK(back == plain);
+        device.RepackWeights(type, n, k, forward.ptr(), turned.ptr());
+        CHECK(turned == Packed(device, GemmKind::kInputGradient, type, k, n, plain));
+        CHECK((back.intact() && turned.intact()));
+      }
+    }
+  }
+}
+
 TEST_CASE("grouped GEMM refuses bad arguments by name", "[gemm]") {
   auto device = CreateCpuDevice(1);
   REQUIRE(device.ok());
@@ -142,6 +216,8 @@ TEST_CASE("grouped GEMM refuses bad arguments by name", "[gemm]") {
   CHECK(status(1, null_b).code() == absl::StatusCode::kInvalidArgument);
   null_b.rows = 0;
   CHECK(status(1, null_b).ok());
+  CHECK((*device)->GroupedGemm(GemmKind::kPacked, Type::kFp32, 64, 63, {}).code() ==
+        absl::StatusCode::kInvalidArgument);
 }
 
 TEST_CASE("the number of threads is checked", "[device]") {

@@ -53,6 +53,7 @@ class Elements {
   int64_t size() const { return n_; }
   Type type() const { return type_; }
   void* ptr() { return bytes_.data(); }
+  const void* ptr() const { return bytes_.data(); }
   float* fp32() {
     REQUIRE(type_ == Type::kFp32);
     return static_cast<float*>(ptr());
