@@ -51,6 +51,12 @@ int64_t MostRows(const MemoryCoefficients& c, const RankWork& fixed, int64_t ava
 
 }  // namespace
 
+int64_t NumWeightForms(const MemoryModelOptions& options) {
+  const bool whole =
+      options.hidden_size % kPackedMultiple == 0 && options.intermediate_size % kPackedMultiple == 0;
+  return options.packs_weights && whole ? 2 : 1;
+}
+
 MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) {
   const int64_t w = options.weight_bytes;
   const int64_t h = options.hidden_size * w;
@@ -61,8 +67,8 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
   const int64_t parameters = (a + f) / w * options.hidden_size;
 
   MemoryCoefficients out;
-  out.owned_expert_bytes = parameters * (w + options.gradient_bytes);
-  out.replica_bytes = parameters * (w + options.gradient_bytes);
+  out.owned_expert_bytes = parameters * (w * NumWeightForms(options) + options.gradient_bytes);
+  out.replica_bytes = out.owned_expert_bytes;
   out.forward_row_bytes = h + saved_a;
   out.source_pair_bytes = 16 + y;
   out.staged_moved_row_bytes = h + saved_a;

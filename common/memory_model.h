@@ -23,8 +23,8 @@ struct MemoryStage {
 
 // What one row, one pair and one expert cost. Derived once from the layer shape and the policy.
 struct MemoryCoefficients {
-  int64_t owned_expert_bytes = 0;  // weights in the compute type + fp32 gradient
-  int64_t replica_bytes = 0;       // weights in the compute type + fp32 gradient
+  int64_t owned_expert_bytes = 0;  // weights in the compute type, in all forms, + fp32 gradient
+  int64_t replica_bytes = 0;       // the same
   // Saved between forward and backward.
   int64_t forward_row_bytes = 0;  // executor, per routed pair: x, a (unless recomputed)
   int64_t source_pair_bytes =
@@ -54,7 +54,13 @@ struct MemoryModelOptions {
   int64_t gradient_bytes = 4;  // per weight-gradient element
   bool exact_router_gradient = false;
   bool recompute_activation = false;
+  bool packs_weights = false;  // devices hold weights packed, once per direction, where they can
 };
+
+// Forms in which each instance holds its weights, each of their plain size: 2, one per direction, where the
+// devices pack and both sizes are multiples of kPackedMultiple; else 1.
+inline constexpr int32_t kPackedMultiple = 64;
+int64_t NumWeightForms(const MemoryModelOptions& options);
 
 MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options);
 

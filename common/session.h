@@ -33,6 +33,9 @@ struct Hello {
   Epoch epoch{0};                     // resume point: the epoch it was welcomed to; 0: first contact
   std::string version;                // of the worker's program, for people
   bool recompute_activation = false;  // activation_memory = recompute; equal on all ranks of a job
+  // Compute types of which the device holds weights packed; equal on all ranks of a job.
+  bool packs_bf16_weights = false;
+  bool packs_fp32_weights = false;
   bool operator==(const Hello&) const = default;
 };
 

@@ -66,6 +66,8 @@ void HelloToWire(const Hello& hello, v1::Hello* wire) {
   wire->set_epoch(static_cast<uint64_t>(hello.epoch));
   wire->set_version(hello.version);
   wire->set_recompute_activation(hello.recompute_activation);
+  wire->set_packs_bf16_weights(hello.packs_bf16_weights);
+  wire->set_packs_fp32_weights(hello.packs_fp32_weights);
 }
 
 absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
@@ -94,7 +96,9 @@ absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
                wire.inter_node_gb_per_s(),
                Epoch{wire.epoch()},
                wire.version(),
-               wire.recompute_activation()};
+               wire.recompute_activation(),
+               wire.packs_bf16_weights(),
+               wire.packs_fp32_weights()};
 }
 
 absl::StatusOr<SourceCounts> CountsFromWire(const v1::Counts& wire) {

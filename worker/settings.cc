@@ -35,6 +35,10 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
   parser->AddString("activation_memory", &settings->activation_memory,
                     "save: keep FC1 outputs for the backward pass; recompute: make them again from the "
                     "saved rows, less memory for a third forward GEMM. Equal on all ranks.");
+  parser->AddString(
+      "packed_weights", &settings->packed_weights,
+      "auto: where the device multiplies packed weights faster, hold them packed for the forward "
+      "and for the backward pass, twice their size; off: as they are. Equal on all ranks.");
   parser->AddBytes("arena_memory", &settings->arena_memory_bytes, {0, INT64_MAX},
                    "Shared memory the training process may ask for; 0: the machine's memory.");
   parser->AddDuration("controller_timeout", &settings->controller_timeout, {milliseconds(100), hours(1)},
@@ -90,6 +94,8 @@ absl::Status Validate(const WorkerSettings& settings) {
   }
   if (settings.activation_memory != "save" && settings.activation_memory != "recompute")
     return Refuse("activation_memory", settings.activation_memory, "save, recompute");
+  if (settings.packed_weights != "auto" && settings.packed_weights != "off")
+    return Refuse("packed_weights", settings.packed_weights, "auto, off");
   if (!settings.socket.empty() && settings.socket.front() != '/') {
     return Refuse("socket", settings.socket, "an absolute path");
   }

@@ -29,6 +29,7 @@ struct WorkerSettings {
   std::string socket;                      // empty: a new directory; {rank} is replaced
   int32_t threads = 0;                     // 0: this rank's share of the cores
   std::string activation_memory = "save";  // save | recompute
+  std::string packed_weights = "auto";     // auto | off
   int64_t arena_memory_bytes = 0;          // 0: physical memory of the machine
   std::chrono::milliseconds controller_timeout{5000};
   std::chrono::milliseconds plan_timeout{60000};

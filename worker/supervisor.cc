@@ -99,6 +99,7 @@ absl::Status Supervisor::Start() {
 }
 
 void Supervisor::StartSession() {
+  const bool packs = settings_.packed_weights == "auto" && place_->device == kCpuDevice;
   agent::Options options;
   options.controller = settings_.controller;
   options.controller_timeout_us = settings_.controller_timeout.count() * 1000;
@@ -110,7 +111,9 @@ void Supervisor::StartSession() {
                    .memory_budget_bytes = settings_.memory_budget_bytes,
                    .replica_slots = settings_.replica_slots,
                    .version = std::string(Version()),
-                   .recompute_activation = RecomputesActivation(settings_)};
+                   .recompute_activation = RecomputesActivation(settings_),
+                   .packs_bf16_weights = packs && kernels::CpuPacksWeights(kernels::Type::kBf16),
+                   .packs_fp32_weights = packs && kernels::CpuPacksWeights(kernels::Type::kFp32)};
   options.seed = std::hash<std::string>()(place_->job) + static_cast<uint64_t>(place_->rank.rank);
   session_ = std::make_unique<worker::ControllerSession>(
       std::move(options),
@@ -131,6 +134,7 @@ worker::ServiceOptions Supervisor::MakeServiceOptions() {
   engine_options.collective_timeout = settings_.collective_timeout;
   engine_options.plan_timeout = settings_.plan_timeout;
   engine_options.recompute_activation = RecomputesActivation(settings_);
+  engine_options.pack_weights = settings_.packed_weights == "auto";
   worker::ServiceOptions options;
   options.rank = place_->rank.rank;
   options.world_size = place_->rank.size;

@@ -83,6 +83,7 @@ class Core {
   void On(const SessionInvalid& event);
   void OnHello(SessionId session, const Hello& hello);
   absl::Status CheckJob(const Hello& hello) const;
+  absl::Status CheckMemoryModel(const Hello& hello) const;
   absl::Status CheckRank(const Hello& hello) const;
   void StartWaiting(const Hello& hello);
   void BeginEpoch();

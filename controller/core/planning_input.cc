@@ -59,6 +59,8 @@ MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy, 
   options.weight_bytes = SizeInBytes(shape.dtype);
   options.exact_router_gradient = policy.router_gradient == RouterGradient::kExact;
   options.recompute_activation = hello.recompute_activation;
+  options.packs_weights =
+      shape.dtype == DataType::kBf16 ? hello.packs_bf16_weights : hello.packs_fp32_weights;
   return options;
 }
 

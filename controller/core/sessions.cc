@@ -157,15 +157,27 @@ absl::Status Core::CheckJob(const Hello& hello) const {
     return absl::InvalidArgumentError(absl::StrCat("world_size is ", hello.world_size, " on rank ",
                                                    hello.rank_idx, "; other ranks of job ", job_, " said ",
                                                    members_.size()));
-  // One memory model plans for all ranks.
-  const auto memory = [](const Hello& of) { return of.recompute_activation ? "recompute" : "save"; };
+  return CheckMemoryModel(hello);
+}
+
+// One memory model plans for all ranks.
+absl::Status Core::CheckMemoryModel(const Hello& hello) const {
+  const auto activations = [](const Hello& of) { return of.recompute_activation ? "recompute" : "save"; };
+  const auto packed = [](const Hello& of) {
+    constexpr const char* kTypes[2][2] = {{"none", "fp32"}, {"bf16", "bf16 and fp32"}};
+    return kTypes[of.packs_bf16_weights][of.packs_fp32_weights];
+  };
   for (const Member& member : members_) {
-    if (member.state == MemberState::kAbsent ||
-        member.hello.recompute_activation == hello.recompute_activation)
-      continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "activation_memory is ", memory(hello), " on rank ", hello.rank_idx,
-        "; allowed: ", memory(member.hello), ", as rank ", member.hello.rank_idx, " of job ", job_, " said"));
+    if (member.state == MemberState::kAbsent) continue;
+    const auto differs = [&](const char* field, const char* value, const char* allowed) {
+      return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, " on rank ", hello.rank_idx,
+                                                     "; allowed: ", allowed, ", as rank ",
+                                                     member.hello.rank_idx, " of job ", job_, " said"));
+    };
+    if (member.hello.recompute_activation != hello.recompute_activation)
+      return differs("activation_memory", activations(hello), activations(member.hello));
+    if (packed(member.hello) != packed(hello))
+      return differs("types of packed_weights", packed(hello), packed(member.hello));
   }
   return absl::OkStatus();
 }

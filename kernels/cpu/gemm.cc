@@ -260,8 +260,12 @@ GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_p
 GroupedGemm::~GroupedGemm() = default;
 
 absl::string_view GroupedGemm::path() const {
-  return bf16_path_ == Bf16Path::kMatmul ? "bf16: oneDNN matmul; fp32: oneDNN sgemm"
-                                         : "bf16: widened to fp32, oneDNN sgemm; fp32: oneDNN sgemm";
+  if (bf16_path_ == Bf16Path::kMatmul) {
+    return packs_[1] ? "oneDNN matmul, fp32 sgemm; packed weights: oneDNN matmul"
+                     : "oneDNN matmul, fp32 sgemm; weights are not packed";
+  }
+  return packs_[0] ? "bf16 widened to fp32, oneDNN sgemm; packed weights: fp32, oneDNN matmul"
+                   : "bf16 widened to fp32, oneDNN sgemm; weights are not packed";
 }
 
 void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups) {

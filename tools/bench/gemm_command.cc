@@ -24,7 +24,7 @@ struct Options {
   int experts = 16;
   int64_t hidden = 256, intermediate = 128, rows = 8192;
   double skew = 1.0;
-  std::string dtype = "bf16", output = "table";
+  std::string dtype = "bf16", packed_weights = "auto", output = "table";
   int threads = 1, repetitions = 5;
 };
 
@@ -70,10 +70,26 @@ struct Result {
   double gflop = 0;
 };
 
+// The weights of `count` experts packed in place for `kind`, as an engine holds them.
+void Pack(kernels::Device& device, Type type, const Phase& phase, int64_t count, std::vector<std::byte>& b) {
+  const int64_t bytes = phase.n * phase.k * SizeOf(type);
+  std::vector<std::byte> plain(bytes);
+  for (int64_t e = 0; e < count; ++e) {
+    std::copy_n(&b[e * bytes], bytes, plain.begin());
+    device.PackWeights(phase.kind, type, phase.n, phase.k, plain.data(), &b[e * bytes]);
+  }
+}
+
+bool CanPack(const kernels::Device& device, Type type, const Options& o) {
+  return o.packed_weights == "auto" && device.PacksWeights(type) &&
+         o.hidden % kernels::kPackedMultiple == 0 && o.intermediate % kernels::kPackedMultiple == 0;
+}
+
 // Operands of every expert lie behind one another; the single group uses the first expert's weights for all
 // rows.
-Result MeasurePhase(kernels::Device& device, Type type, const Phase& phase, const std::vector<int64_t>& rows,
-                    int repetitions) {
+Result MeasurePhase(kernels::Device& device, const Options& o, const Phase& phase,
+                    const std::vector<int64_t>& rows) {
+  const Type type = o.dtype == "bf16" ? Type::kBf16 : Type::kFp32;
   const bool weight_gradient = phase.kind == GemmKind::kWeightGradient;
   const int64_t total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   const int64_t weights = phase.n * phase.k, experts = static_cast<int64_t>(rows.size());
@@ -84,6 +100,9 @@ Result MeasurePhase(kernels::Device& device, Type type, const Phase& phase, cons
   std::vector<std::byte> c(weight_gradient ? experts * weights * 4 : total * phase.n * size);
   Fill(type, a);
   Fill(type, b);
+  const bool packed = !weight_gradient && CanPack(device, type, o);
+  if (packed) Pack(device, type, phase, experts, b);
+  const GemmKind kind = packed ? GemmKind::kPacked : phase.kind;
   std::vector<kernels::GemmGroup> groups;
   int64_t row = 0;
   for (int64_t e = 0; e < experts; row += rows[e], ++e) {
@@ -93,11 +112,11 @@ Result MeasurePhase(kernels::Device& device, Type type, const Phase& phase, cons
   const kernels::GemmGroup one{a.data(), b.data(), c.data(), total};
   Result result;
   const auto run = [&](std::span<const kernels::GemmGroup> work) {
-    const absl::Status status = device.GroupedGemm(phase.kind, type, phase.n, phase.k, work);
+    const absl::Status status = device.GroupedGemm(kind, type, phase.n, phase.k, work);
     if (!status.ok()) CheckFailed(__FILE__, __LINE__, std::string(status.message()));
   };
   run(groups);
-  for (int i = 0; i < repetitions; ++i) {
+  for (int i = 0; i < o.repetitions; ++i) {
     Measure([&] { run(groups); }, result.grouped);
     Measure([&] { run({&one, 1}); }, result.one_group);
   }
@@ -117,11 +136,14 @@ nlohmann::json ToJson(const Result& r, double peak_gflop_per_cpu_s) {
 }
 
 void PrintTable(const nlohmann::json& out) {
-  std::printf("%s\nE %d  H %d  F %d  rows %d  skew %.2f  %s  threads %d  peak %.1f GFLOP/s per core (%s)\n",
-              out["gemm_path"].get<std::string>().c_str(), out["experts"].get<int>(),
-              out["hidden"].get<int>(), out["intermediate"].get<int>(), out["rows"].get<int>(),
-              out["skew"].get<double>(), out["dtype"].get<std::string>().c_str(), out["threads"].get<int>(),
-              out["peak_gflop_per_s"].get<double>(), out["peak_instructions"].get<std::string>().c_str());
+  std::printf(
+      "%s\nE %d  H %d  F %d  rows %d  skew %.2f  %s  %s weights  threads %d  peak %.1f GFLOP/s per core "
+      "(%s)\n",
+      out["gemm_path"].get<std::string>().c_str(), out["experts"].get<int>(), out["hidden"].get<int>(),
+      out["intermediate"].get<int>(), out["rows"].get<int>(), out["skew"].get<double>(),
+      out["dtype"].get<std::string>().c_str(), out["packed_weights"].get<bool>() ? "packed" : "plain",
+      out["threads"].get<int>(), out["peak_gflop_per_s"].get<double>(),
+      out["peak_instructions"].get<std::string>().c_str());
   std::printf("%-10s %12s %14s %7s %16s %18s %10s %10s\n", "phase", "grouped ms", "one group ms", "ratio",
               "grouped cpu ms", "one group cpu ms", "cpu ratio", "of peak");
   for (const auto& [name, p] : out["phases"].items()) {
@@ -147,13 +169,14 @@ int Run(const Options& o) {
                         {"rows", o.rows},
                         {"skew", o.skew},
                         {"dtype", o.dtype},
+                        {"packed_weights", CanPack(**device, type, o)},
                         {"threads", o.threads},
                         {"gemm_path", std::string((*device)->gemm_path())},
                         {"peak_instructions", peak.instructions},
                         {"peak_gflop_per_s", peak.gflop_per_s}};
   Result forward{{0, 0}, {0, 0}, 0}, backward = forward;
   for (const Phase& phase : PhasesOf(o)) {
-    const Result result = MeasurePhase(**device, type, phase, rows, o.repetitions);
+    const Result result = MeasurePhase(**device, o, phase, rows);
     Result& sum = phase.forward ? forward : backward;
     sum.grouped += result.grouped;
     sum.one_group += result.one_group;
@@ -188,6 +211,11 @@ void AddGemmCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--dtype", options->dtype)
       ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  command
+      ->add_option("--packed-weights", options->packed_weights,
+                   "auto: packed where the device and the sizes allow; off: as they are")
+      ->check(CLI::IsMember({"auto", "off"}))
       ->capture_default_str();
   command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
   command->add_option("--repetitions", options->repetitions)

@@ -18,6 +18,7 @@ struct Options {
   LayerRun run;
   Arm arm{"lrmoe", 1.0};
   std::string against, dtype = "bf16", router_gradient = "exact", activation_memory = "save";
+  std::string packed_weights = "auto";
   std::string output = "table";
 };
 
@@ -25,6 +26,7 @@ int Run(Options o) {
   o.run.shape.dtype = o.dtype == "bf16" ? DataType::kBf16 : DataType::kFp32;
   o.run.router_gradient = o.router_gradient == "exact" ? RouterGradient::kExact : RouterGradient::kRetained;
   o.run.recompute_activation = o.activation_memory == "recompute";
+  o.run.pack_weights = o.packed_weights == "auto";
   o.run.arms = {o.arm};
   if (!o.against.empty()) o.run.arms.push_back({o.against, 1.0});
   if (const absl::Status valid = Validate(o.run.shape); !valid.ok()) {
@@ -87,6 +89,11 @@ void AddPolicy(CLI::App* command, Options* o) {
       ->capture_default_str();
   command->add_option("--activation-memory", o->activation_memory)
       ->check(CLI::IsMember({"save", "recompute"}))
+      ->capture_default_str();
+  command
+      ->add_option("--packed-weights", o->packed_weights,
+                   "auto: packed where the device and the sizes allow; off: as they are")
+      ->check(CLI::IsMember({"auto", "off"}))
       ->capture_default_str();
 }
 

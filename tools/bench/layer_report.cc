@@ -270,6 +270,7 @@ json LayerReport(const LayerRun& run, const LayerResult& result) {
                   {"threads", run.num_threads},
                   {"skew", run.skew},
                   {"activation_memory", run.recompute_activation ? "recompute" : "save"},
+                  {"packed_weights", result.packed_weights},
                   {"router_gradient", std::string(Name(run.router_gradient))}};
   out["run"] = {{"version", std::string(Version())},
                 {"seed", run.seed},

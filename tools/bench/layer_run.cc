@@ -36,6 +36,10 @@ planner::PlanningProblem ProblemOf(const LayerRun& run, const Arm& arm) {
   problem.model.weight_bytes = SizeInBytes(run.shape.dtype);
   problem.model.exact_router_gradient = run.router_gradient == RouterGradient::kExact;
   problem.model.recompute_activation = run.recompute_activation;
+  problem.model.packs_weights =
+      run.pack_weights && !run.make_device &&
+      kernels::CpuPacksWeights(run.shape.dtype == DataType::kBf16 ? kernels::Type::kBf16
+                                                                  : kernels::Type::kFp32);
   problem.policy.planner = arm.policy;
   problem.policy.rates = {arm.retention};
   problem.policy.router_gradient = run.router_gradient;
@@ -85,6 +89,7 @@ class Rank {
     options.num_threads = run_.num_threads;
     options.memory_budget_bytes = run_.memory_budget_bytes;
     options.recompute_activation = run_.recompute_activation;
+    options.pack_weights = run_.pack_weights;
     options.collective_timeout = std::chrono::minutes(10);
     LRMOE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(options, &transport_, plans_.get(),
                                                            run_.make_device ? run_.make_device() : nullptr));
@@ -139,6 +144,7 @@ absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
                          run.make_device ? run.make_device() : kernels::CreateCpuDevice(1));
   LayerResult result;
   result.gemm_path = std::string(device->gemm_path());
+  result.packed_weights = NumWeightForms(ProblemOf(run, run.arms[0]).model) == 2;
   for (int32_t r = 0; r < run.num_ranks; ++r)
     result.inputs.push_back(MakeRankInput(run.shape, run.num_tokens, run.skew, run.seed, r));
 

@@ -35,6 +35,7 @@ struct LayerRun {
   int32_t replica_slots = 2;
   int64_t memory_budget_bytes = INT64_MAX;  // of each rank
   bool recompute_activation = false;
+  bool pack_weights = true;  // where the device and the sizes allow
   RouterGradient router_gradient = RouterGradient::kExact;
   int steps = 10;  // measured, of each arm
   uint64_t seed = 1;
@@ -55,6 +56,7 @@ struct ArmResult {
 
 struct LayerResult {
   std::string gemm_path;
+  bool packed_weights = false;
   std::vector<RankInput> inputs;  // [G]
   std::vector<ArmResult> arms;
 };

@@ -73,12 +73,12 @@ void PrintArm(const json& arm) {
 void PrintLayerReport(const json& report) {
   const json& s = report["shape"];
   const json& run = report["run"];
-  std::printf("E %d  k %d  H %d  F %d  T %lld  %s  ranks %d  threads %d  skew %.2f  %s  d(alpha) %s\n",
-              s["experts"].get<int>(), s["top_k"].get<int>(), s["hidden"].get<int>(),
-              s["intermediate"].get<int>(), s["tokens"].get<long long>(),
-              s["dtype"].get<std::string>().c_str(), s["ranks"].get<int>(), s["threads"].get<int>(),
-              s["skew"].get<double>(), s["activation_memory"].get<std::string>().c_str(),
-              s["router_gradient"].get<std::string>().c_str());
+  std::printf(
+      "E %d  k %d  H %d  F %d  T %lld  %s  ranks %d  threads %d  skew %.2f  %s  %s weights  d(alpha) %s\n",
+      s["experts"].get<int>(), s["top_k"].get<int>(), s["hidden"].get<int>(), s["intermediate"].get<int>(),
+      s["tokens"].get<long long>(), s["dtype"].get<std::string>().c_str(), s["ranks"].get<int>(),
+      s["threads"].get<int>(), s["skew"].get<double>(), s["activation_memory"].get<std::string>().c_str(),
+      s["packed_weights"].get<bool>() ? "packed" : "plain", s["router_gradient"].get<std::string>().c_str());
   std::printf("lrmoe %s, seed %llu, %d steps, load %.1f; %s\n", run["version"].get<std::string>().c_str(),
               run["seed"].get<unsigned long long>(), run["steps"].get<int>(),
               run["load_average"].get<double>(), run["gemm_path"].get<std::string>().c_str());

@@ -53,11 +53,14 @@ absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, con
       groups.push_back({a + local.first_row * n * bytes, b + local.first_row * k * bytes,
                         expert->gradient + weight_offset, local.rows});
     } else {
-      groups.push_back({a + local.first_row * k * bytes, expert->weights + weight_offset * bytes,
+      const std::byte* const weights =
+          kind == kernels::GemmKind::kForward ? expert->weights : expert->backward_weights;
+      groups.push_back({a + local.first_row * k * bytes, weights + weight_offset * bytes,
                         const_cast<std::byte*>(b) + local.first_row * n * bytes, local.rows});
     }
   }
   if (groups.empty()) return absl::OkStatus();
+  if (kind != kernels::GemmKind::kWeightGradient && state_.store->packed()) kind = kernels::GemmKind::kPacked;
   return state_.device->GroupedGemm(kind, state_.type(), n, k, groups);
 }
 

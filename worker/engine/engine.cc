@@ -33,19 +33,35 @@ absl::Status Validate(const EngineOptions& options, int32_t num_ranks) {
   return absl::OkStatus();
 }
 
-std::string Describe(const EngineOptions& options) {
+std::string Describe(const EngineState& state) {
+  const EngineOptions& options = state.options;
+  const bool packed = state.store != nullptr && state.store->packed();
   const LayerShape& shape = options.model.shape;
   return absl::StrCat(options.model.num_layers, " layers, E ", shape.num_experts, ", k ", shape.top_k, ", H ",
                       shape.hidden_size, ", F ", shape.intermediate_size,
                       shape.gated ? ", gated " : ", plain ", Name(shape.activation), ", ", Name(shape.dtype),
-                      options.recompute_activation ? ", recompute" : "", ", nodes ",
-                      absl::StrJoin(options.nodes, " "));
+                      options.recompute_activation ? ", recompute" : "", packed ? ", packed weights" : "",
+                      ", nodes ", absl::StrJoin(options.nodes, " "));
 }
 
 // Tensors beyond the machine's memory cannot exist; addresses for that much cost nothing.
 int64_t ArenaCapacity(const EngineOptions& options) {
   const int64_t physical = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   return std::min(options.memory_budget_bytes, physical);
+}
+
+// The device is there.
+MemoryModelOptions MemoryModelOf(const EngineState& state, bool exact) {
+  const LayerShape& shape = state.shape();
+  MemoryModelOptions model;
+  model.hidden_size = shape.hidden_size;
+  model.intermediate_size = shape.intermediate_size;
+  model.gated = shape.gated;
+  model.weight_bytes = SizeInBytes(shape.dtype);
+  model.exact_router_gradient = exact;
+  model.recompute_activation = state.options.recompute_activation;
+  model.packs_weights = state.options.pack_weights && state.device->PacksWeights(state.type());
+  return model;
 }
 
 absl::Status Prepare(EngineState& state, absl::StatusOr<std::unique_ptr<kernels::Device>> device) {
@@ -56,9 +72,9 @@ absl::Status Prepare(EngineState& state, absl::StatusOr<std::unique_ptr<kernels:
     LRMOE_ASSIGN_OR_RETURN(state.device, kernels::CreateCpuDevice(state.options.num_threads));
   }
   LRMOE_ASSIGN_OR_RETURN(
-      state.store,
-      ExpertStore::Create(state.options.model, ContiguousOwners(shape.num_experts, state.num_ranks()),
-                          state.rank(), state.device.get()));
+      state.store, ExpertStore::Create(state.options.model,
+                                       ContiguousOwners(shape.num_experts, state.num_ranks()), state.rank(),
+                                       state.device.get(), NumWeightForms(MemoryModelOf(state, false)) == 2));
   LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> optimizer_device,
                          kernels::CreateCpuDevice(state.options.num_threads));
   LRMOE_ASSIGN_OR_RETURN(state.optimizer,
@@ -72,16 +88,8 @@ absl::Status Prepare(EngineState& state, absl::StatusOr<std::unique_ptr<kernels:
                         std::min(state.options.memory_budget_bytes, state.device->memory_bytes()),
                         state.options.poison_buffers, state.arena.get()));
   }
-  for (const bool exact : {false, true}) {
-    MemoryModelOptions model;
-    model.hidden_size = shape.hidden_size;
-    model.intermediate_size = shape.intermediate_size;
-    model.gated = shape.gated;
-    model.weight_bytes = SizeInBytes(shape.dtype);
-    model.exact_router_gradient = exact;
-    model.recompute_activation = state.options.recompute_activation;
-    state.memory[exact] = ComputeMemoryCoefficients(model);
-  }
+  for (const bool exact : {false, true})
+    state.memory[exact] = ComputeMemoryCoefficients(MemoryModelOf(state, exact));
   state.loaded.assign(state.options.model.num_layers, std::vector<bool>(state.store->owned().size(), false));
   state.peak_bytes = state.ExpertBytes();
   return absl::OkStatus();
@@ -155,7 +163,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     absl::StatusOr<std::unique_ptr<kernels::Device>> device) {
   auto impl = std::make_unique<Impl>(options, transport, plans);
   const absl::Status status = Prepare(*impl, std::move(device));
-  LRMOE_RETURN_IF_ERROR(impl->Agree({Operation::kCreate, {}, Describe(options), 0, status}).status());
+  LRMOE_RETURN_IF_ERROR(impl->Agree({Operation::kCreate, {}, Describe(*impl), 0, status}).status());
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

@@ -45,6 +45,8 @@ struct EngineOptions {
   std::vector<int32_t> nodes;
   // activation_memory = recompute: FC1 rows are not saved but made again from x in the backward pass.
   bool recompute_activation = false;
+  // Weights are held packed, once per direction, where the device and the sizes allow; equal on all ranks.
+  bool pack_weights = true;
   // Every tensor block is filled with NaN before use; for tests.
   bool poison_buffers = false;
 };

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/memory_model.h"
 #include "common/status_macros.h"
 
 namespace lrmoe::engine {
@@ -23,6 +24,8 @@ struct Free {
 };
 template <typename T>
 using Buffer = std::unique_ptr<T[], Free>;
+
+static_assert(kPackedMultiple == kernels::kPackedMultiple);  // the memory model counts what kernels pack
 
 // Zeroed, so that the pages are there and not only promised. Null when memory cannot be had.
 template <typename T>
@@ -79,11 +82,23 @@ absl::Status CheckSize(absl::string_view field, size_t size, int64_t expected) {
   return absl::InvalidArgumentError(absl::StrCat(field, " has ", size, " bytes; allowed: ", expected));
 }
 
+kernels::Type TypeOf(const LayerShape& shape) {
+  return shape.dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
+}
+
+// Calls visit(n, k, byte offset) for W1 and W2, sizes as FC1 and FC2 take them.
+template <typename Visit>
+void ForEachMatrix(const LayerShape& shape, Visit visit) {
+  const int64_t h = shape.hidden_size, f = shape.intermediate_size, width = shape.fc1_width();
+  visit(width, h, int64_t{0});
+  visit(h, f, width * h * SizeInBytes(shape.dtype));
+}
+
 // An instance with the memory it points to. Owned experts have the three optimizer buffers, replicas have
 // not.
 struct Holding {
   ExpertInstance instance;
-  Buffer<std::byte> weights;  // host memory
+  Buffer<std::byte> weights, backward_weights;  // host memory; the second where packed
   Buffer<float> gradient;
   std::unique_ptr<kernels::Memory> on_device;  // instead of the two
   Buffer<float> master, m, v;
@@ -105,6 +120,7 @@ struct ExpertStore::Impl {
   int64_t optimizer_step = 0;
 
   kernels::Device* device = nullptr;
+  bool packed = false;
 
   int64_t parameters() const { return model.shape.parameters_per_expert(); }
   int64_t weight_bytes() const { return parameters() * SizeInBytes(model.shape.dtype); }
@@ -129,14 +145,19 @@ struct ExpertStore::Impl {
       holding.gradient = Allocate<float>(n);
       holding.instance.weights = holding.weights.get();
       holding.instance.gradient = holding.gradient.get();
-      return holding.weights && holding.gradient;
+      holding.instance.backward_weights = holding.weights.get();
+      if (packed) {
+        holding.backward_weights = Allocate<std::byte>(weight_bytes());
+        holding.instance.backward_weights = holding.backward_weights.get();
+      }
+      return holding.weights && holding.gradient && (!packed || holding.backward_weights);
     }
     const int64_t gradient_at = (weight_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
     const int64_t bytes = gradient_at + n * static_cast<int64_t>(sizeof(float));
     absl::StatusOr<std::unique_ptr<kernels::Memory>> memory = device->Reserve(bytes);
     if (!memory.ok() || !(*memory)->Commit(bytes).ok()) return false;
     holding.on_device = *std::move(memory);
-    holding.instance.weights = holding.on_device->base();
+    holding.instance.weights = holding.instance.backward_weights = holding.on_device->base();
     holding.instance.gradient = reinterpret_cast<float*>(holding.on_device->base() + gradient_at);
     device->Fill(holding.instance.weights, 0, bytes);
     return true;
@@ -165,8 +186,9 @@ ExpertStore::~ExpertStore() = default;
 
 absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec& model,
                                                                  std::vector<int32_t> owner, int32_t rank,
-                                                                 kernels::Device* device) {
+                                                                 kernels::Device* device, bool packed) {
   LRMOE_RETURN_IF_ERROR(Validate(model));
+  LRMOE_CHECK(!packed || (device != nullptr && device->PacksWeights(TypeOf(model.shape))));
   if (static_cast<int64_t>(owner.size()) != model.shape.num_experts)
     return absl::InvalidArgumentError(absl::StrCat(
         "owner has ", owner.size(), " experts; allowed: num_experts = ", model.shape.num_experts));
@@ -174,6 +196,7 @@ absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec
   impl->model = model;
   impl->rank = rank;
   impl->device = device;
+  impl->packed = packed;
   for (int32_t expert_idx = 0; expert_idx < model.shape.num_experts; ++expert_idx) {
     if (owner[expert_idx] == rank) impl->owned.push_back(expert_idx);
   }
@@ -213,6 +236,9 @@ kernels::Device& ExpertStore::device() {
 }
 bool ExpertStore::in_host_memory() const {
   return impl_->in_host_memory();
+}
+bool ExpertStore::packed() const {
+  return impl_->packed;
 }
 
 ExpertInstance* ExpertStore::Find(int32_t layer, int32_t expert_idx) {
@@ -283,20 +309,46 @@ absl::Status ExpertStore::Load(int32_t layer, int32_t expert_idx, DataType type,
   LRMOE_RETURN_IF_ERROR(CheckSize("w2", w2.size(), (parameters() - split) * SizeInBytes(type)));
   Holding& holding = *impl_->At(layer, expert_idx);
   const DataType weight_type = spec.shape.dtype;
-  std::vector<std::byte> aside(in_host_memory() ? 0 : impl_->weight_bytes());
-  std::byte* const weights = in_host_memory() ? holding.weights.get() : aside.data();
+  const bool in_place = in_host_memory() && !packed();
+  std::vector<std::byte> aside(in_place ? 0 : impl_->weight_bytes());
+  std::byte* const weights = in_place ? holding.weights.get() : aside.data();
   LoadElements(type, w1.data(), split, weight_type, weights, holding.master.get());
   LoadElements(type, w2.data(), parameters() - split, weight_type, weights + split * SizeInBytes(weight_type),
                holding.master.get() + split);
-  return in_host_memory() ? absl::OkStatus() : SetWeights(layer, expert_idx, aside);
+  return in_place ? absl::OkStatus() : SetWeights(layer, expert_idx, aside);
+}
+
+void PackWeights(kernels::Device& device, const LayerShape& shape, const std::byte* plain,
+                 const ExpertInstance& instance) {
+  using kernels::GemmKind;
+  const kernels::Type type = TypeOf(shape);
+  ForEachMatrix(shape, [&](int64_t n, int64_t k, int64_t at) {
+    device.PackWeights(GemmKind::kForward, type, n, k, plain + at, instance.weights + at);
+    device.PackWeights(GemmKind::kInputGradient, type, k, n, plain + at, instance.backward_weights + at);
+  });
+}
+
+void ExpertStore::RepackWeights(int32_t layer, int32_t expert_idx) {
+  if (!packed()) return;
+  const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  ForEachMatrix(impl_->model.shape, [&](int64_t n, int64_t k, int64_t at) {
+    impl_->device->RepackWeights(TypeOf(impl_->model.shape), n, k, instance.weights + at,
+                                 instance.backward_weights + at);
+  });
 }
 
 absl::StatusOr<std::span<const std::byte>> ExpertStore::HostWeights(int32_t layer, int32_t expert_idx,
                                                                     std::vector<std::byte>& copy) {
   const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
   const auto bytes = static_cast<size_t>(impl_->weight_bytes());
-  if (in_host_memory()) return std::span<const std::byte>(instance.weights, bytes);
+  if (in_host_memory() && !packed()) return std::span<const std::byte>(instance.weights, bytes);
   copy.resize(bytes);
+  if (packed()) {
+    ForEachMatrix(impl_->model.shape, [&](int64_t n, int64_t k, int64_t at) {
+      impl_->device->UnpackWeights(TypeOf(impl_->model.shape), n, k, instance.weights + at, copy.data() + at);
+    });
+    return std::span<const std::byte>(copy);
+  }
   impl_->device->Download(copy.data(), instance.weights, impl_->weight_bytes());
   LRMOE_RETURN_IF_ERROR(impl_->device->Wait());
   return std::span<const std::byte>(copy);
@@ -316,6 +368,10 @@ absl::StatusOr<std::span<const float>> ExpertStore::HostGradient(int32_t layer, 
 absl::Status ExpertStore::SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights) {
   LRMOE_CHECK_EQ(static_cast<int64_t>(weights.size()), impl_->weight_bytes());
   const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  if (packed()) {
+    PackWeights(*impl_->device, impl_->model.shape, weights.data(), instance);
+    return absl::OkStatus();
+  }
   if (in_host_memory()) {
     std::copy(weights.begin(), weights.end(), instance.weights);
     return absl::OkStatus();
@@ -335,7 +391,8 @@ void ExpertStore::ZeroGradients(int32_t layer) {
 }
 
 int64_t ExpertStore::bytes(int32_t layer) const {
-  return impl_->At(layer).num_instances * parameters() * (SizeInBytes(impl_->model.shape.dtype) + 4);
+  const int64_t forms = packed() ? 2 : 1;
+  return impl_->At(layer).num_instances * (forms * impl_->weight_bytes() + 4 * parameters());
 }
 
 }  // namespace lrmoe::engine

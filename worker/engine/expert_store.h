@@ -1,6 +1,7 @@
 // The expert parameters of one rank: owned experts with masters, moments and gradients, and replicas of other
 // ranks'. Layout of one expert everywhere (weights, gradient, master, moments): W1[fc1_width, H] (gate rows,
-// then up rows), then W2[H, F], row-major, contiguous.
+// then up rows), then W2[H, F], row-major, contiguous. A store may hold the weights packed instead, once per
+// direction (kernels.h): each form as large as the plain one, W1's before W2's.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +21,10 @@ namespace lrmoe::engine {
 // the store (owned experts) or until the replica is dropped.
 struct ExpertInstance {
   int32_t expert_idx = 0;
-  std::byte* weights = nullptr;  // compute type
-  float* gradient = nullptr;     // fp32, accumulated over micro-batches until zeroed
-  ParameterVersion version{};    // of the weights held
+  std::byte* weights = nullptr;           // compute type; packed for the forward pass
+  std::byte* backward_weights = nullptr;  // packed for the backward pass; not packed: `weights`
+  float* gradient = nullptr;              // fp32, accumulated over micro-batches until zeroed
+  ParameterVersion version{};             // of the weights held
 };
 
 // fp32 optimizer state of an owned expert, in host memory (not part of the device memory budget).
@@ -36,10 +38,12 @@ class ExpertStore {
  public:
   // `owner` [E]: the owning rank of each expert, in every layer alike. Allocates weights, gradients (zero),
   // masters and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had. Weights and
-  // gradients lie in the memory of `device`, which outlives the store; null: host memory.
+  // gradients lie in the memory of `device`, which outlives the store; null: host memory. `packed`: the
+  // device packs the compute type, and H and F are multiples of kernels::kPackedMultiple.
   static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(const ModelSpec& model,
                                                              std::vector<int32_t> owner, int32_t rank,
-                                                             kernels::Device* device = nullptr);
+                                                             kernels::Device* device = nullptr,
+                                                             bool packed = false);
   ~ExpertStore();
 
   const ModelSpec& model() const;
@@ -50,6 +54,7 @@ class ExpertStore {
 
   kernels::Device& device();    // the store was given one
   bool in_host_memory() const;  // weights and gradients
+  bool packed() const;
 
   // The instance of an expert on this rank, or nullptr when it holds none.
   ExpertInstance* Find(int32_t layer, int32_t expert_idx);
@@ -73,12 +78,15 @@ class ExpertStore {
   absl::Status Load(int32_t layer, int32_t expert_idx, DataType type, std::span<const std::byte> w1,
                     std::span<const std::byte> w2);
 
-  // Weights and gradient where the host can read them: where they are, or in `copy`.
+  // The backward form of an instance from its forward form, which was written. Nothing where not packed.
+  void RepackWeights(int32_t layer, int32_t expert_idx);
+
+  // Plain weights and gradient where the host can read them: where they are, or in `copy`.
   absl::StatusOr<std::span<const std::byte>> HostWeights(int32_t layer, int32_t expert_idx,
                                                          std::vector<std::byte>& copy);
   absl::StatusOr<std::span<const float>> HostGradient(int32_t layer, int32_t expert_idx,
                                                       std::vector<float>& copy);
-  // The weights of one instance from host memory, in the compute type.
+  // The weights of one instance from host memory, in the compute type and plain.
   absl::Status SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights);
 
   void ZeroGradients(int32_t layer);  // owned and replica gradients
@@ -91,5 +99,9 @@ class ExpertStore {
   explicit ExpertStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Plain weights of an expert of that shape into both packed forms of an instance, by a device that packs.
+void PackWeights(kernels::Device& device, const LayerShape& shape, const std::byte* plain,
+                 const ExpertInstance& instance);
 
 }  // namespace lrmoe::engine

@@ -228,7 +228,8 @@ absl::Status ForwardPass::Fc(int64_t n, int64_t k, const Buffer& in, int64_t wei
     groups.push_back({in.data() + local.first_row * k * bytes, expert->weights + weight_offset * bytes,
                       out.data() + local.first_row * n * bytes, local.rows});
   }
-  return state_.device->GroupedGemm(kernels::GemmKind::kForward, state_.type(), n, k, groups);
+  const auto kind = state_.store->packed() ? kernels::GemmKind::kPacked : kernels::GemmKind::kForward;
+  return state_.device->GroupedGemm(kind, state_.type(), n, k, groups);
 }
 
 absl::Status ForwardPass::Compute() {

@@ -17,8 +17,7 @@ namespace {
 // What the thread needs of one expert: the store itself belongs to the engine thread.
 struct ExpertUpdate {
   OptimizerState state;
-  const float* gradient;
-  std::byte* weights;
+  ExpertInstance instance;
 };
 
 struct LayerUpdate {
@@ -34,7 +33,7 @@ kernels::Type TypeOf(DataType type) {
 }  // namespace
 
 struct OptimizerQueue::Impl {
-  ExpertStore* store;  // engine thread only, but for where its memory is and its device
+  ExpertStore* store;  // engine thread only, but for what never changes and its device
   kernels::Type type;
   std::unique_ptr<kernels::Device> device;  // queue thread only
   std::vector<bool> pending;                // [num_layers], engine thread only: enqueued, not waited for
@@ -47,7 +46,7 @@ struct OptimizerQueue::Impl {
   bool stop = false;
   absl::Status failed;  // of the store's device; then updates are dropped
 
-  // Queue thread only: one expert's gradient and weights on their way from and to the store's device.
+  // Queue thread only: one expert's gradient and plain weights on their way from and to the store.
   std::vector<float> gradient;
   std::vector<std::byte> weights;
 
@@ -60,20 +59,23 @@ struct OptimizerQueue::Impl {
 absl::Status OptimizerQueue::Impl::Update(const AdamWStep& step, const ExpertUpdate& expert) {
   const OptimizerState& state = expert.state;
   const auto n = static_cast<int64_t>(state.master.size());
-  const float* from = expert.gradient;
-  std::byte* to = expert.weights;
+  const float* from = expert.instance.gradient;
+  std::byte* to = expert.instance.weights;
   const bool staged = !store->in_host_memory();
+  if (staged || store->packed()) {
+    weights.resize(n * kernels::SizeOf(type));
+    to = weights.data();
+  }
   if (staged) {
     gradient.resize(n);
-    weights.resize(n * kernels::SizeOf(type));
     store->device().Download(gradient.data(), from, n * static_cast<int64_t>(sizeof(float)));
     LRMOE_RETURN_IF_ERROR(store->device().Wait());
     from = gradient.data();
-    to = weights.data();
   }
   device->AdamW(step, n, state.master.data(), state.m.data(), state.v.data(), from, type, to);
+  if (store->packed()) PackWeights(*device, store->model().shape, to, expert.instance);
   if (!staged) return absl::OkStatus();
-  store->device().Upload(expert.weights, to, n * kernels::SizeOf(type));
+  store->device().Upload(expert.instance.weights, to, n * kernels::SizeOf(type));
   return store->device().Wait();
 }
 
@@ -130,7 +132,7 @@ void OptimizerQueue::Enqueue(int32_t layer, const AdamWStep& step) {
   LayerUpdate update{layer, step, {}};
   for (int32_t expert_idx : impl_->store->owned()) {
     const ExpertInstance* instance = impl_->store->Find(layer, expert_idx);
-    update.experts.push_back({impl_->store->State(layer, expert_idx), instance->gradient, instance->weights});
+    update.experts.push_back({impl_->store->State(layer, expert_idx), *instance});
   }
   {
     std::lock_guard lock(impl_->mutex);

@@ -142,8 +142,11 @@ absl::Status BringWeights(Exchange& exchange, Arena& arena, ExpertStore& store, 
         });
   };
   LRMOE_RETURN_IF_ERROR(exchange.Staged("replica weights", route.staged, arena, fill, take));
-  for (const ExpertTransfer& transfer : transfers)
-    if (transfer.to == exchange.rank()) store.AddReplica(layer, transfer.expert_idx).version = version;
+  for (const ExpertTransfer& transfer : transfers) {
+    if (transfer.to != exchange.rank()) continue;
+    store.RepackWeights(layer, transfer.expert_idx);
+    store.AddReplica(layer, transfer.expert_idx).version = version;
+  }
   return absl::OkStatus();
 }
 

@@ -105,6 +105,8 @@ WorkerMessage RandomWorkerMessage(Random& random) {
       hello.inter_node_gb_per_s = random.Uniform();
       hello.epoch = Epoch{random.Next()};
       hello.recompute_activation = random.Below(2) == 0;
+      hello.packs_bf16_weights = random.Below(2) == 0;
+      hello.packs_fp32_weights = random.Below(2) == 0;
       return hello;
     }
     case 1: {

@@ -134,6 +134,10 @@ TEST_CASE("random shapes, routings and plans equal the reference") {
     LayerShape shape = Shape(experts, static_cast<int32_t>(random.Between(1, std::min(3, experts))),
                              static_cast<int32_t>(random.Between(narrowest, 40)),
                              static_cast<int32_t>(random.Between(narrowest, 40)), type);
+    if (fp32 && seed % 10 == 0) {  // sizes whose weights are packed
+      shape.hidden_size = static_cast<int32_t>(64 * random.Between(1, 2));
+      shape.intermediate_size = static_cast<int32_t>(64 * random.Between(1, 2));
+    }
     shape.gated = random.Below(2) == 0;
     if (!shape.gated && random.Below(2) == 0) shape.activation = Activation::kGelu;
     std::vector<int64_t> tokens;
@@ -157,6 +161,28 @@ TEST_CASE("random shapes, routings and plans equal the reference") {
     RequireOk(RunLayer(problem, setup, output));
     RequireKeptAsPlanned(problem, output.kept, plans);
     CompareWithReference(problem, output, plans.router_gradient == RouterGradient::kExact);
+  }
+}
+
+TEST_CASE("packed weights change nothing but rounding, with replicas, updates and recomputed rows") {
+  for (const DataType type : {DataType::kFp32, DataType::kBf16}) {
+    for (const int32_t num_ranks : {1, 3}) {
+      for (const bool gated : {true, false}) {
+        LayerShape shape = Shape(5, 2, 128, 64, type);
+        shape.gated = gated;
+        const MoeProblem problem = RandomProblem(shape, UnevenTokens(num_ranks, 40, 4), Routing::kSkewed, 4);
+        const ScriptedPlans plans{.seed = 4, .replica_probability = 0.6, .retention = 0.8};
+        for (const bool pack : {true, false}) {
+          CAPTURE(std::string(Name(type)), num_ranks, gated, pack);
+          RunSetup setup{{}, plans, {}};
+          setup.options.pack_weights = pack;
+          setup.options.recompute_activation = gated;
+          LayerOutput output;
+          RequireOk(RunLayer(problem, setup, output));
+          CompareWithReference(problem, output, true);
+        }
+      }
+    }
   }
 }
 

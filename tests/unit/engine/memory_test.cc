@@ -15,12 +15,12 @@ using namespace lrmoe::testing;
 
 namespace {
 
-LayerShape Shape(DataType type) {
+LayerShape Shape(DataType type, bool packable = false) {
   LayerShape shape;
   shape.num_experts = 6;
   shape.top_k = 2;
-  shape.hidden_size = 96;
-  shape.intermediate_size = 48;
+  shape.hidden_size = packable ? 128 : 96;
+  shape.intermediate_size = packable ? 64 : 48;
   shape.dtype = type;
   return shape;
 }
@@ -31,11 +31,12 @@ struct Case {
   double replicas = 0.0;
   bool exact = true;
   bool recompute = false;
+  bool packable = false;
 };
 
 std::vector<std::vector<engine::InvocationReport>> RunCase(const Case& c,
                                                            const std::vector<int64_t>& tokens) {
-  const MoeProblem problem = RandomProblem(Shape(c.type), tokens, Routing::kSkewed, 3);
+  const MoeProblem problem = RandomProblem(Shape(c.type, c.packable), tokens, Routing::kSkewed, 3);
   ScriptedPlans plans{.seed = 17, .replica_probability = c.replicas, .retention = c.retention};
   plans.scatter_backward = false;
   plans.router_gradient = c.exact ? RouterGradient::kExact : RouterGradient::kRetained;
@@ -60,10 +61,10 @@ TEST_CASE("measured peak bytes equal the memory model's prediction within 2 %; r
     for (const double retention : {1.0, 0.9, 0.7, 0.5, 0.2})
       for (const double replicas : {0.0, 0.5})
         for (const bool exact : {true, false})
-          for (const bool recompute : {false, true})
+          for (const auto& [recompute, packable] : {std::pair{false, false}, {true, false}, {false, true}})
             for (const auto& tokens : {std::vector<int64_t>{400}, {1300, 700}, {500, 900, 1100}, {1500, 0}}) {
-              const Case c{type, retention, replicas, exact, recompute};
-              CAPTURE(std::string(Name(type)), retention, replicas, exact, recompute, tokens);
+              const Case c{type, retention, replicas, exact, recompute, packable};
+              CAPTURE(std::string(Name(type)), retention, replicas, exact, recompute, packable, tokens);
               for (const auto& rank : RunCase(c, tokens)) {
                 REQUIRE(rank.size() == 1);
                 const auto predicted = static_cast<double>(rank[0].predicted_bytes);

@@ -94,6 +94,42 @@ class GatedDevice : public kernels::Device {
   const std::unique_ptr<kernels::Device> real_;
 };
 
+TEST_CASE("the queue writes packed weights that are the plain ones", "[optimizer]") {
+  const auto device = MakeDevice();
+  for (DataType dtype : {DataType::kBf16, DataType::kFp32}) {
+    if (!device->PacksWeights(dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32))
+      continue;
+    std::vector<std::unique_ptr<ExpertStore>> stores;  // packed, plain
+    for (const bool packed : {true, false}) {
+      ModelSpec spec;
+      spec.shape = {
+          .num_experts = 2, .top_k = 1, .hidden_size = 64, .intermediate_size = 128, .dtype = dtype};
+      auto store = ExpertStore::Create(spec, {0, 0}, 0, device.get(), packed);
+      REQUIRE(store.ok());
+      Random random(5);
+      for (int32_t expert_idx : {0, 1}) {
+        for (float& value : (*store)->State(0, expert_idx).master)
+          value = static_cast<float>(random.Uniform());
+        for (int64_t i = 0; i < (*store)->parameters(); ++i)
+          (*store)->Find(0, expert_idx)->gradient[i] = static_cast<float>(random.Uniform() - 0.5);
+      }
+      (*store)->SetVersion(0, ParameterVersion{1});
+      auto queue = OptimizerQueue::Create(store->get(), MakeDevice());
+      REQUIRE(queue.ok());
+      (*queue)->Enqueue(0, {.step = 1, .lr = 0.01});
+      REQUIRE((*queue)->Wait(After(60s)).ok());
+      stores.push_back(*std::move(store));
+    }
+    for (int32_t expert_idx : {0, 1}) {
+      std::vector<std::byte> copy;
+      const auto packed = stores[0]->HostWeights(0, expert_idx, copy);
+      const ExpertInstance& plain = *stores[1]->Find(0, expert_idx);
+      REQUIRE(packed.ok());
+      CHECK(std::equal(packed->begin(), packed->end(), plain.weights));
+    }
+  }
+}
+
 TEST_CASE("the queue updates every owned expert as the device would", "[optimizer]") {
   for (DataType dtype : {DataType::kBf16, DataType::kFp32}) {
     const auto store = MakeStore(dtype), twin = MakeStore(dtype);

@@ -50,6 +50,50 @@ TEST_CASE("a new store holds the owned experts, zeroed and without weights", "[s
   }
 }
 
+TEST_CASE("a store that packs gives back what was put in, and holds both forms") {
+  const auto device = std::move(kernels::CreateCpuDevice(1)).value();
+  for (const DataType dtype : {DataType::kBf16, DataType::kFp32}) {
+    const auto type = dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
+    if (!device->PacksWeights(type)) continue;
+    ModelSpec spec = Spec(dtype);
+    spec.shape.hidden_size = 128;
+    spec.shape.intermediate_size = 64;
+    const auto made = ExpertStore::Create(spec, {0, 1, 0, 1, 2}, 0, device.get(), true);
+    REQUIRE(made.ok());
+    ExpertStore& store = **made;
+    const int64_t parameters = store.parameters(), bytes = parameters * SizeInBytes(dtype);
+    CHECK(store.bytes(0) == 2 * (2 * bytes + 4 * parameters));
+    Random random(3);
+    std::vector<float> values(parameters);
+    for (float& value : values) value = static_cast<float>(random.Below(256)) - 128;  // exact in bf16
+    const auto w1 = Bytes(values).first(4 * store.w2_offset()),
+               w2 = Bytes(values).subspan(4 * store.w2_offset());
+    REQUIRE(store.Load(0, 2, DataType::kFp32, w1, w2).ok());
+    std::vector<std::byte> copy, plain;
+    const auto held = store.HostWeights(0, 2, copy);
+    REQUIRE(held.ok());
+    plain.assign(held->begin(), held->end());
+    for (int64_t i = 0; i < parameters; ++i) {
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<char*>(&bits) + 4 - SizeInBytes(dtype), &plain[i * SizeInBytes(dtype)],
+                  SizeInBytes(dtype));
+      float value;
+      std::memcpy(&value, &bits, 4);
+      REQUIRE(value == values[i]);
+    }
+    // A replica that got the forward form has the same weights, and makes the backward form of it.
+    const ExpertInstance& owned = *store.Find(0, 2);
+    const ExpertInstance& replica = store.AddReplica(0, 1);
+    std::copy_n(owned.weights, bytes, replica.weights);
+    store.RepackWeights(0, 1);
+    CHECK(std::equal(owned.backward_weights, owned.backward_weights + bytes, replica.backward_weights));
+    CHECK_FALSE(std::equal(owned.weights, owned.weights + bytes, owned.backward_weights));
+    REQUIRE(store.SetWeights(0, 1, plain).ok());
+    CHECK(std::equal(owned.backward_weights, owned.backward_weights + bytes, replica.backward_weights));
+    CHECK(std::equal(owned.weights, owned.weights + bytes, replica.weights));
+  }
+}
+
 TEST_CASE("loading sets weights and master, from either type into either type", "[store]") {
   Random random(1);
   for (DataType dtype : {DataType::kBf16, DataType::kFp32}) {
