@@ -25,9 +25,8 @@ constexpr int64_t kRowsAhead = 4;  // rows prefetched while staging
 // For the bf16 matmul, which packs its operands at each call: large enough to make that a few percent.
 constexpr int64_t kMatmulBlockM = 256;
 constexpr int64_t kMatmulBlockN = 1024;
-// With packed weights: a block's rows are read again for every 64 columns and stay in the L2 cache.
+// With packed weights: whole rows of C, so many that A stays in the L2 cache.
 constexpr int64_t kPackedBlockM = 128;
-constexpr int64_t kPackedBlockN = 1024;
 // Whole tiles of oneDNN's kernels, which are 6 or 8 rows by 16 or 48 columns.
 constexpr int64_t kPackedTileM = 8;
 constexpr int64_t kTileM = 24;
@@ -271,16 +270,16 @@ absl::string_view GroupedGemm::path() const {
 void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> groups) {
   const bool matmul = shape.type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul;
   int64_t most_m = matmul ? kMatmulBlockM : kBlockM, most_n = matmul ? kMatmulBlockN : kBlockN;
-  int64_t tile_m = kTileM, tile_n = kTileN;
+  int64_t tile_m = kTileM;
   if (shape.kind == GemmKind::kPacked) {
-    most_m = kPackedBlockM, most_n = kPackedBlockN;
-    tile_m = kPackedTileM, tile_n = kPackedMultiple;
+    most_m = kPackedBlockM, most_n = shape.n;
+    tile_m = kPackedTileM;
   }
   blocks_.clear();
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].rows == 0) continue;
     const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group].rows);
-    const int64_t step_m = PieceOf(p.m, most_m, tile_m), step_n = PieceOf(p.n, most_n, tile_n);
+    const int64_t step_m = PieceOf(p.m, most_m, tile_m), step_n = PieceOf(p.n, most_n, kTileN);
     for (int64_t n0 = 0; n0 < p.n; n0 += step_n) {
       for (int64_t m0 = 0; m0 < p.m; m0 += step_m) {
         blocks_.push_back(
@@ -298,9 +297,7 @@ int GroupedGemm::Multiply(const Shape& shape, const Block& block, const GemmGrou
   void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? Type::kFp32 : type);
   p.m = block.m1 - block.m0;
   p.n = block.n1 - block.n0;
-  if (shape.kind == GemmKind::kPacked)
-    return worker.packed.Multiply({type, p.m, p.n, p.k, p.ldc}, a,
-                                  PackedGemm::PackedAt(group.b, type, p.k, block.n0), c);
+  if (shape.kind == GemmKind::kPacked) return worker.packed.Multiply({type, p.m, p.n, p.k}, a, group.b, c);
   const void* b = At(group.b, p.transpose_b ? block.n0 * p.ldb : block.n0, type);
   return type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul ? worker.Matmul(p, a, b, c)
                                                                 : worker.Staged(p, type, a, b, c);

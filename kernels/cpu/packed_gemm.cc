@@ -29,7 +29,12 @@ memory::desc Plain(Type type, int64_t rows, int64_t columns, memory::dims stride
 
 dnnl::matmul::primitive_desc Describe(const dnnl::engine& engine, const PackedGemm::Product& p,
                                       const memory::desc& weights) {
-  return {{Plain(p.type, p.m, p.k, {p.k, 1}), weights, Plain(p.type, p.m, p.n, {p.ldc, 1})}, engine};
+  return {{Plain(p.type, p.m, p.k, {p.k, 1}), weights, Plain(p.type, p.m, p.n, {p.n, 1})}, engine};
+}
+
+// oneDNN falls back to loops a hundred times slower.
+bool IsFast(const dnnl::matmul::primitive_desc& described) {
+  return std::string(described.impl_info_str()).rfind("brg", 0) == 0;
 }
 
 const void* Ahead(const void* base, int64_t elements, Type type) {
@@ -49,23 +54,18 @@ void Point(memory& at, const void* pointer) {
 bool PackedGemm::Supports(Type type) {
   try {
     const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    const Product product{type, 32, kSlice * 4, kSlice * 2, kSlice * 4};
+    const Product product{type, 32, kSlice * 4, kSlice * 2};
     const memory::desc any({product.k, product.n}, TypeOf(type), memory::format_tag::any);
     const auto chosen = Describe(engine, product, any);
-    return chosen.weights_desc() == PackedForm(type, product.k, product.n) &&
-           std::string(chosen.impl_info_str()).rfind("brg", 0) == 0;
+    return chosen.weights_desc() == PackedForm(type, product.k, product.n) && IsFast(chosen);
   } catch (const dnnl::error&) {
     return false;  // no such kernel in this oneDNN
   }
 }
 
-const void* PackedGemm::PackedAt(const void* packed, Type type, int64_t k, int64_t first_n) {
-  LRMOE_KERNELS_REQUIRE(first_n % kSlice == 0);
-  return Ahead(packed, first_n * k, type);
-}
-
 PackedGemm::Prepared PackedGemm::MakeProduct(const Product& p) const {
   const auto described = Describe(engine_, p, PackedForm(p.type, p.k, p.n));
+  if (!IsFast(described)) throw dnnl::error(dnnl_unimplemented, "no fast kernel for packed weights");
   const auto unset = [this](const memory::desc& of) { return memory(of, engine_, DNNL_MEMORY_NONE); };
   return {dnnl::matmul(described), unset(described.src_desc()), unset(described.weights_desc()),
           unset(described.dst_desc())};

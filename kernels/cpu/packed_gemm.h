@@ -19,16 +19,13 @@ class PackedGemm {
   // Whether oneDNN has an optimised kernel with this form on this CPU.
   static bool Supports(Type type);
 
-  // Columns [0, n) of C[m, ldc] = A[m, k] . B; `b` from PackedAt.
+  // C[m, n] = A[m, k] . B. Whole rows of C: oneDNN has no fast kernel for a part of its columns.
   struct Product {
     Type type;
-    int64_t m, n, k, ldc;
+    int64_t m, n, k;
     auto operator<=>(const Product&) const = default;
   };
   dnnl_status_t Multiply(const Product& product, const void* a, const void* b, void* c);
-
-  // Columns first_n... of a matrix of depth k start here; first_n is a multiple of kPackedMultiple.
-  static const void* PackedAt(const void* packed, Type type, int64_t k, int64_t first_n);
 
   // Slices of kPackedMultiple columns of the packed matrix, to be done in any order and by any thread.
   // Pack, Repack: of the target; Unpack: of the source.
