@@ -37,6 +37,17 @@ def _plan(bin_dir, folder, problem):
     return json.loads(done.stdout)
 
 
+def packs_weights(plan, shape):
+    """Whether the workers hold weights packed, once per direction, by what the plan counts for the experts."""
+    parameters = 3 * shape["hidden_size"] * shape["intermediate_size"]
+    experts = sum(rank["memory_bytes"]["experts"] for rank in plan["ranks"])
+    forms = (experts / (shape["num_experts"] * parameters) - 4) / shape["weight_bytes"]
+    if forms not in (1, 2):
+        raise NoBudget(f"the recorded plan counts {experts} bytes for {shape['num_experts']} experts of {parameters} "
+                       "parameters; expected the weights once or twice and an fp32 gradient")
+    return forms == 2
+
+
 def _needed(bin_dir, folder, counts, shape, replica_slots, rate):
     """Bytes of the fullest rank for one layer at this retention rate."""
     problem = {
@@ -44,7 +55,8 @@ def _needed(bin_dir, folder, counts, shape, replica_slots, rate):
         "owner": [expert * len(counts) // shape["num_experts"] for expert in range(shape["num_experts"])],
         "ranks": [{"node": 0, "replica_slots": replica_slots} for _ in counts],
         "model": {"hidden_size": shape["hidden_size"], "intermediate_size": shape["intermediate_size"], "gated": True,
-                  "weight_bytes": shape["weight_bytes"], "gradient_bytes": 4},
+                  "weight_bytes": shape["weight_bytes"], "gradient_bytes": 4,
+                  "packs_weights": shape["packs_weights"]},
         "rates": [rate],
     }
     return max(rank["memory_bytes"]["total"] for rank in _plan(bin_dir, folder, problem)["ranks"])
@@ -56,6 +68,7 @@ def choose(bin_dir, folder, plans, shape, ranks, replica_slots, min_retention):
     plans: plans of the first arm as JSON. shape: {num_experts, hidden_size, intermediate_size, weight_bytes}."""
     if len(plans) > MAX_SAMPLES:
         plans = plans[::-(-len(plans) // MAX_SAMPLES)]
+    shape = shape | {"packs_weights": packs_weights(plans[0], shape)}
     counts = [demand(plan, shape["num_experts"], ranks) for plan in plans]
     lowest = max(_needed(bin_dir, folder, c, shape, replica_slots, min_retention) for c in counts)
     highest = min(_needed(bin_dir, folder, c, shape, replica_slots, 1.0) for c in counts)

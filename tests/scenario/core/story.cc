@@ -139,6 +139,7 @@ core::Event Story::ParseMessage(const Words& words, const Values& values) const 
     hello.memory_budget_bytes = Number(values, "budget", 0);
     hello.replica_slots = static_cast<int32_t>(Number(values, "slots", 1));
     hello.recompute_activation = Number(values, "recompute", 0) != 0;
+    hello.packs_fp32_weights = Number(values, "packs_fp32", 0) != 0;
     hello.rows_per_ms = static_cast<double>(Number(values, "rows_per_ms", 0));
     event.message = hello;
   } else if (command == "model") {
