@@ -27,7 +27,14 @@ class EngineAdapter final : public worker::EnginePort {
     return engine_->LoadExpert(layer, expert_idx, type, w1, w2);
   }
   absl::Status FinishLoad(int32_t layer) override { return engine_->FinishLoad(layer); }
-  absl::Status OptimizerStep(const engine::AdamWStep& step) override { return engine_->OptimizerStep(step); }
+  absl::Status OptimizerStep(const engine::AdamWStep& step) override {
+    const absl::Status status = engine_->OptimizerStep(step);
+    refresh_replicas_ = status.ok();
+    return status;
+  }
+  absl::Status AfterAnswer() override {
+    return std::exchange(refresh_replicas_, false) ? engine_->RefreshReplicas() : absl::OkStatus();
+  }
   absl::StatusOr<double> SquaredGradientNorm() override { return engine_->SquaredGradientNorm(); }
   absl::Status ZeroGradients() override { return engine_->ZeroGradients(); }
   absl::Status SaveCheckpoint(const std::string& directory, int64_t step) override {
@@ -74,6 +81,7 @@ class EngineAdapter final : public worker::EnginePort {
 
  private:
   const std::unique_ptr<engine::Engine> engine_;
+  bool refresh_replicas_ = false;  // the update made them stale
 };
 
 }  // namespace

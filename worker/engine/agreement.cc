@@ -115,6 +115,8 @@ absl::string_view Name(Operation operation) {
       return "finish";
     case Operation::kCreate:
       return "create engine";
+    case Operation::kRefreshReplicas:
+      return "refresh replicas";
   }
   return "unknown operation";
 }

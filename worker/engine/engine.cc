@@ -12,6 +12,7 @@
 #include "common/status_macros.h"
 #include "worker/engine/checkpoint.h"
 #include "worker/engine/engine_state.h"
+#include "worker/engine/exchange.h"
 
 namespace lrmoe::engine {
 namespace {
@@ -234,6 +235,27 @@ absl::Status Engine::OptimizerStep(const AdamWStep& step) {
   if (status = impl_->optimizer->Wait(After(impl_->options.collective_timeout)); !status.ok())
     return impl_->Fail(status);
   impl_->store->SetOptimizerStep(step.step);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::RefreshReplicas() {
+  // Every rank knows what every rank holds, so all come to the same transfers.
+  bool agreed = false;
+  for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer) {
+    const ParameterVersion version = impl_->store->version(layer);
+    const std::vector<ExpertTransfer> transfers =
+        impl_->replicas.Stale(layer, impl_->store->owner(), version);
+    if (transfers.empty()) continue;
+    const Invocation at{impl_->store->optimizer_step(), layer, 0};
+    if (!agreed) LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kRefreshReplicas, at, "", 0, {}}).status());
+    agreed = true;
+    PhaseClock clock(impl_->whole_process_clock());
+    Exchange exchange(impl_->transport, at, impl_->options.collective_timeout, &clock, impl_->device.get());
+    const absl::Status brought =
+        BringWeights(exchange, impl_->rows(), *impl_->store, layer, transfers, version);
+    if (!brought.ok()) return impl_->Fail(brought);
+    impl_->replicas.SetRefreshed(layer, version);
+  }
   return absl::OkStatus();
 }
 

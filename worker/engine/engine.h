@@ -113,6 +113,10 @@ class Engine {
   // Collective. Updates every loaded layer's owned experts once, on a queue; returns when the queue is empty.
   // Gradients are left as they are.
   absl::Status OptimizerStep(const AdamWStep& step);
+  // Collective. Brings the owners' weights to the replicas of each layer's latest plan that became stale, so
+  // that a plan that keeps them finds them current. Meant for right behind OptimizerStep, when its caller has
+  // been answered; one that is still stale in a forward is brought then. No replica is stale: no exchange.
+  absl::Status RefreshReplicas();
   // Collective. Sum of squares of all experts' accumulated gradients, over all ranks and layers, equal on all
   // ranks.
   absl::StatusOr<double> SquaredGradientNorm();

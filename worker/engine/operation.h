@@ -19,6 +19,7 @@ enum class Operation : uint8_t {
   kLoadCheckpoint,
   kFinish,
   kCreate,
+  kRefreshReplicas,
 };
 absl::string_view Name(Operation operation);  // "forward", "optimizer step", ...
 

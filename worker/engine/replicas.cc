@@ -79,6 +79,24 @@ std::vector<ExpertTransfer> ReplicaDirectory::Missing(const LayerPlan& plan, std
   return out;
 }
 
+std::vector<ExpertTransfer> ReplicaDirectory::Stale(int32_t layer, std::span<const int32_t> owner,
+                                                    ParameterVersion version) const {
+  std::vector<ExpertTransfer> out;
+  for (const Held& held : layers_[layer])
+    if (held.latest && held.version != version)
+      out.push_back({held.expert_idx, owner[held.expert_idx], held.rank_idx});
+  const auto by_expert_and_rank = [](const ExpertTransfer& a, const ExpertTransfer& b) {
+    return std::pair(a.expert_idx, a.to) < std::pair(b.expert_idx, b.to);
+  };
+  std::sort(out.begin(), out.end(), by_expert_and_rank);
+  return out;
+}
+
+void ReplicaDirectory::SetRefreshed(int32_t layer, ParameterVersion version) {
+  for (Held& held : layers_[layer])
+    if (held.latest) held.version = version;
+}
+
 void ReplicaDirectory::SetLatest(const LayerPlan& plan) {
   for (Held& held : layers_[plan.invocation.layer]) {
     held.latest =

@@ -31,6 +31,11 @@ class ReplicaDirectory {
   // Replicas of the plan that their rank does not hold at `version`: by (expert, rank).
   std::vector<ExpertTransfer> Missing(const LayerPlan& plan, std::span<const int32_t> owner,
                                       ParameterVersion version) const;
+  // Replicas of the layer's latest plan that are held at another version than `version`: by (expert, rank).
+  std::vector<ExpertTransfer> Stale(int32_t layer, std::span<const int32_t> owner,
+                                    ParameterVersion version) const;
+  // What Stale returned is now held at `version`.
+  void SetRefreshed(int32_t layer, ParameterVersion version);
   // The plan is the layer's latest: only its replicas, and those of open contexts, are worth holding.
   void SetLatest(const LayerPlan& plan);
   // The plan's replicas are now held at `version`.

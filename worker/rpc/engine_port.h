@@ -38,6 +38,9 @@ class EnginePort {
   virtual absl::Status Refuse(engine::Operation operation, const Invocation& invocation,
                               const absl::Status& reason) = 0;
   virtual absl::Status Finish() = 0;
+  // Behind every answered call: what it left to be done that its caller need not wait for. Any error ends the
+  // epoch.
+  virtual absl::Status AfterAnswer() = 0;
 
   // Local. fp32 masters or accumulated gradient of an owned expert: w1[fc1_width, H], w2[H, F], of exactly
   // that size. NotFound when this rank does not own it; FailedPrecondition for the weights of a layer that

@@ -5,6 +5,13 @@
 #include "absl/strings/str_cat.h"
 
 namespace lrmoe::worker {
+namespace {
+
+bool EndsEpoch(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+}
+
+}  // namespace
 
 EngineThread::EngineThread(std::function<void(const absl::Status&)> on_dead)
     : on_dead_(std::move(on_dead)), thread_([this] { Run(); }) {}
@@ -67,23 +74,27 @@ absl::Status EngineThread::RunJob(Job& job, const absl::Status& ended, EngineSlo
     return absl::OkStatus();
   }
   absl::Status status = job.run(slot);
-  if (!absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status)) {
+  if (EndsEpoch(status)) {
+    const absl::Status death = EndWith(status);
     job.done(status);
-    return absl::OkStatus();
-  }
-  absl::Status death = status;
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_.ok()) {
-      ended_ = absl::UnavailableError(status.message());
-    } else {
-      // Somebody else ended it and the engine was torn out of this job: the cause says more than the symptom.
-      status = ended_;
-      death = absl::OkStatus();
-    }
+    return death;
   }
   job.done(status);
-  return death;
+  if (slot.engine == nullptr) return absl::OkStatus();
+  status = slot.engine->AfterAnswer();
+  return status.ok() ? status : EndWith(status);
+}
+
+// Returns `status`, or OK when somebody else ended the epoch and the engine was torn out of its work: then
+// `status` becomes the cause, which says more than the symptom.
+absl::Status EngineThread::EndWith(absl::Status& status) {
+  std::lock_guard lock(mutex_);
+  if (ended_.ok()) {
+    ended_ = absl::UnavailableError(status.message());
+    return status;
+  }
+  status = ended_;
+  return absl::OkStatus();
 }
 
 }  // namespace lrmoe::worker

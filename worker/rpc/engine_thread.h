@@ -1,6 +1,7 @@
 // The one thread that owns the engine and, through it, the transport. Requests become jobs in a bounded
 // queue, done in the order they came. The first job that fails with DeadlineExceeded or Unavailable ends the
-// epoch: every job after it is answered with the reason, without touching the engine.
+// epoch, as does any failure of what the engine does behind an answer: every job after it is answered with
+// the reason, without touching the engine.
 #pragma once
 
 #include <condition_variable>
@@ -48,6 +49,7 @@ class EngineThread {
  private:
   void Run();
   absl::Status RunJob(Job& job, const absl::Status& ended, EngineSlot& slot);
+  absl::Status EndWith(absl::Status& status);
 
   const std::function<void(const absl::Status&)> on_dead_;
   std::mutex mutex_;

@@ -52,6 +52,15 @@ class EngineScript {
     std::lock_guard lock(mutex_);
     statuses_.push_back(std::move(status));
   }
+  // The error of what is done behind the next answer.
+  void NextAfterAnswer(absl::Status status) {
+    std::lock_guard lock(mutex_);
+    after_answer_ = std::move(status);
+  }
+  absl::Status AfterAnswer() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(after_answer_, absl::OkStatus());
+  }
   // Waits until `call` was made (since the last Clear).
   void Await(const std::string& call) {
     std::unique_lock lock(mutex_);
@@ -71,6 +80,7 @@ class EngineScript {
   std::condition_variable changed_;
   bool held_ = false;
   std::deque<absl::Status> statuses_;
+  absl::Status after_answer_;
   std::vector<std::string> calls_;
 };
 
@@ -120,6 +130,7 @@ class ScriptedEngine final : public EnginePort {
   absl::Status OptimizerStep(const engine::AdamWStep& step) override {
     return script_->Enter(absl::StrCat("optimizer step ", step.step, " lr ", step.lr));
   }
+  absl::Status AfterAnswer() override { return script_->AfterAnswer(); }
   absl::StatusOr<double> SquaredGradientNorm() override {
     const absl::Status status = script_->Enter("norm");
     if (!status.ok()) return status;

@@ -242,6 +242,16 @@ TEST_CASE("a timeout ends it too, other errors do not", "[worker_rpc]") {
   CHECK(session->ZeroGradients() == absl::UnavailableError("rank 2 did not arrive"));
 }
 
+TEST_CASE("an error behind an answer leaves the answer alone and ends the epoch", "[worker_rpc]") {
+  Worker worker;
+  auto session = worker.Attach();
+  worker.script.NextAfterAnswer(absl::UnavailableError("rank 1 left its replicas stale"));
+  CHECK(session->ZeroGradients() == absl::OkStatus());
+  CHECK(session->ZeroGradients() == absl::UnavailableError("rank 1 left its replicas stale"));
+  worker.service->Stop();
+  CHECK(worker.death == std::vector<absl::Status>{absl::UnavailableError("rank 1 left its replicas stale")});
+}
+
 TEST_CASE("the end of the epoch answers waiting calls and tells an idle client", "[worker_rpc]") {
   Worker worker;
   auto session = worker.Attach();

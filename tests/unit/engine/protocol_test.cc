@@ -236,6 +236,34 @@ TEST_CASE("a backward after the update is an error naming both versions") {
   }
 }
 
+TEST_CASE("replicas refreshed behind the update are current and change no result") {
+  ScriptedPlans plans = SmallPlans();
+  plans.replica_probability = 1.0;
+  std::vector<LayerOutput> outputs(2);
+  for (const bool refresh : {false, true}) {
+    const std::vector<absl::Status> statuses =
+        RunRanks(SmallProblem(), {{}, plans, {}}, outputs[refresh], [&](RankRun& run) -> absl::Status {
+          LRMOE_RETURN_IF_ERROR(run.engine().RefreshReplicas());  // there are none
+          LRMOE_RETURN_IF_ERROR(OneLayer(run, {1, 0, 0}));
+          LRMOE_RETURN_IF_ERROR(run.engine().OptimizerStep({}));
+          if (refresh) LRMOE_RETURN_IF_ERROR(run.engine().RefreshReplicas());
+          engine::ExpertStore& store = run.engine().store();
+          const std::vector<int32_t> replicas = store.Replicas(0);
+          if (replicas.empty()) return absl::InternalError("the plan has no replica");
+          for (const int32_t expert : replicas)
+            if ((store.Find(0, expert)->version == store.version(0)) != refresh)
+              return absl::InternalError(absl::StrCat("replica of expert ", expert, " has another version"));
+          return OneLayer(run, {2, 0, 0});
+        });
+    for (const absl::Status& status : statuses) {
+      INFO(status.ToString());
+      REQUIRE(status.ok());
+    }
+  }
+  REQUIRE(outputs[0].y == outputs[1].y);
+  REQUIRE(outputs[0].dx == outputs[1].dx);
+}
+
 TEST_CASE("weights loaded again reach the replicas, and close what the old ones opened") {
   LayerOutput output;
   ScriptedPlans plans = SmallPlans();
