@@ -102,6 +102,7 @@ TEST_CASE("the queue writes packed weights that are the plain ones", "[optimizer
     std::vector<std::unique_ptr<ExpertStore>> stores;  // packed, plain
     for (const bool packed : {true, false}) {
       ModelSpec spec;
+      spec.num_layers = 1;
       spec.shape = {
           .num_experts = 2, .top_k = 1, .hidden_size = 64, .intermediate_size = 128, .dtype = dtype};
       auto store = ExpertStore::Create(spec, {0, 0}, 0, device.get(), packed);
