@@ -8,7 +8,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-from runs import SELECTIONS, arm_name  # noqa: E402
+from runs import arm_name  # noqa: E402
 
 
 def _curves(folder, name, title, results, names_of, log=False):
@@ -25,17 +25,18 @@ def _curves(folder, name, title, results, names_of, log=False):
 
 
 def _bars(folder, name, labels, rows, value, linear_below=None):
-    """Groups of one bar per criterion. labels: (title, unit); rows: [(group, selection, entry)]; linear_below: logarithmic
+    """Groups of one bar per arm. labels: (title, unit); rows: [(group, arm, entry)]; linear_below: logarithmic
     above this."""
     title, label = labels
     groups = list(dict.fromkeys(group for group, _, _ in rows))
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for index, selection in enumerate(SELECTIONS):
-        entries = [value(entry) for group, s, entry in rows if s == selection]
-        width = 0.8 / len(SELECTIONS)
-        axes.bar([i + (index - (len(SELECTIONS) - 1) / 2) * width for i in range(len(groups))], [e["mean"] for e in entries],
+    arms = list(dict.fromkeys(arm for _, arm, _ in rows))
+    for index, arm in enumerate(arms):
+        entries = [value(entry) for group, s, entry in rows if s == arm]
+        width = 0.8 / len(arms)
+        axes.bar([i + (index - (len(arms) - 1) / 2) * width for i in range(len(groups))], [e["mean"] for e in entries],
                  width,
-                 yerr=[e["spread"] or 0.0 for e in entries], label=selection, capsize=2)
+                 yerr=[e["spread"] or 0.0 for e in entries], label=arm, capsize=2)
     axes.set_xticks(range(len(groups)))
     axes.set_xticklabels(groups)
     axes.set(title=title, ylabel=label)
@@ -64,6 +65,7 @@ def plot_all(folder, results, summary):
         rows = [(f"{row['regime']}, {row['retention']}", row["selection"], row) for row in summary["criteria"]]
         paths.append(_bars(folder, "criteria.png", ("Mean perplexity above C0's", "perplexity"), rows,
                            lambda row: row["delta_perplexity"], linear_below=0.01))
+    if "probes" in summary:
         rows = [(row["state"], row["selection"], row) for row in summary["probes"]]
         for batches in (1, 32):
             paths.append(_bars(folder, f"gradients_{batches}.png",

@@ -8,7 +8,7 @@ import subprocess
 
 import torch
 
-from runs import SELECTIONS, arm_name
+from runs import arm_name
 
 LAST = 0.1  # part of the steps that "last steps" means
 SMOOTH = 10  # steps
@@ -78,7 +78,7 @@ def criteria(results):
     rows = []
     for regime in ("tune", "scratch"):
         for retention in results.sizes.criteria_retentions:
-            for selection in SELECTIONS:
+            for selection in results.sizes.arms:
                 deltas, halves, scores = [], [], []
                 for seed in results.sizes.seeds:
                     mine = results.of(f"{regime}-{seed}-{arm_name(retention, selection)}")
@@ -96,7 +96,7 @@ def probes(results):
     """The gradient each criterion leaves, against the whole one, in three states of the model, over 1 and 32 batches."""
     rows, retention = [], results.sizes.criteria_retentions[0]
     for state in ("fresh", "pretrained", "tuned"):
-        for selection in SELECTIONS:
+        for selection in results.sizes.arms:
             figures = {}
             for seed in results.sizes.seeds:
                 whole, kept = (torch.load(os.path.join(results.folder, "runs", f"probe_{state}-{seed}-{arm}", "gradients.pt"))
@@ -184,17 +184,18 @@ def tables(summary):
                          f"{row['score_kept']['mean']:>10.4f}")
     if "criteria" in summary:
         lines += ["", "criteria: mean perplexity above C0's on the same batches",
-                  f"{'regime':>8} {'kept':>5}  {'criterion':>10}  {'all steps':>20}  {'second half':>20}  {'score kept':>10}"]
+                  f"{'regime':>8} {'kept':>5}  {'arm':>11}  {'all steps':>20}  {'second half':>20}  {'score kept':>10}"]
         for row in summary["criteria"]:
-            lines.append(f"{row['regime']:>8} {row['retention']:>5}  {row['selection']:>10}  "
+            lines.append(f"{row['regime']:>8} {row['retention']:>5}  {row['selection']:>11}  "
                          f"{text(row['delta_perplexity']):>20}  {text(row['delta_perplexity_second_half']):>20}  "
                          f"{row['score_kept']['mean']:>10.4f}")
+    if "probes" in summary:
         lines += ["", "the gradient that is left, against the whole one, over 1 and 32 batches (sine: of the angle between them; "
                   "length: along it)",
-                  f"{'state':>10}  {'criterion':>10}  {'experts: sine 1':>16} {'sine 32':>16} {'length 32':>9}"
+                  f"{'state':>10}  {'arm':>11}  {'experts: sine 1':>16} {'sine 32':>16} {'length 32':>9}"
                   f"  {'dense: sine 1':>16} {'sine 32':>16}"]
         for row in summary["probes"]:
-            lines.append(f"{row['state']:>10}  {row['selection']:>10}  {text(row['experts_angle_1'], 3):>16} "
+            lines.append(f"{row['state']:>10}  {row['selection']:>11}  {text(row['experts_angle_1'], 3):>16} "
                          f"{text(row['experts_angle_32'], 3):>16} {row['experts_length_32']['mean']:>9.3f}  "
                          f"{text(row['dense_angle_1'], 3):>16} {text(row['dense_angle_32'], 3):>16}")
     if "time_to_loss" in summary:
@@ -216,7 +217,9 @@ def write(folder, runs, sizes, only, bin_dir):
     if "convergence" in only:
         summary["convergence"] = convergence(results)
     if "criteria" in only:
-        summary["criteria"], summary["probes"] = criteria(results), probes(results)
+        summary["criteria"] = criteria(results)
+    if "probes" in only:
+        summary["probes"] = probes(results)
     if "time_to_loss" in only:
         summary["time_to_loss"] = time_to_loss(results, bin_dir)
     path = os.path.join(folder, "summary.json")

@@ -1,10 +1,11 @@
 """Reproduces the learning results of the paper at a scale this machine trains: three experiments, one command.
 
-    run.py --build-dir build/release [--quick] [--only convergence,criteria,time_to_loss] [--out out/experiments]
+    run.py --build-dir build/release [--quick] [--only convergence,criteria,probes,time_to_loss] [--out out/experiments]
 
-convergence: C0, C10, C20, C30 (paper, figure 5); criteria: lrm, grad_norm2, grad_abs, random (table 2) and lrm_sampled;
-time_to_loss: processor time of the MoE layers until fixed losses (table 1). Several seeds, the same weights and data in all
-arms. Runs that are done are kept: start it again to go on. Ends with tables, plots and DIR/summary.json.
+convergence: C0, C10, C20, C30 (paper, figure 5); criteria: lrm, grad_norm2, grad_abs, random (table 2), lrm_sampled, and with
+--arms corrections of these; probes: the gradients they leave; time_to_loss: processor time of the MoE layers until fixed losses
+(table 1). Several seeds, the same weights and data in all arms. Runs that are done are kept: start it again to go on. Ends with
+tables, plots and DIR/summary.json.
 """
 
 import argparse
@@ -22,9 +23,9 @@ QUICKSTART = os.path.join(HERE, "..", "..", "deploy", "quickstart")
 sys.path[:0] = [HERE, QUICKSTART]
 
 from job import Job, JobFailed  # noqa: E402
-from runs import FULL, QUICK, all_runs, scaled  # noqa: E402
+from runs import ARMS, FULL, QUICK, SELECTIONS, all_runs, scaled  # noqa: E402
 
-EXPERIMENTS = ("convergence", "criteria", "time_to_loss")
+EXPERIMENTS = ("convergence", "criteria", "probes", "time_to_loss")
 PROBE_COST_STEPS = 20  # a run's start-up, in steps, for the estimate of the time left
 # Rates Algorithm 1 may choose from in time_to_loss, and its budget's place between what 0.7 and 1.0 need.
 TIMED_RATES = "1.0,0.95,0.9,0.85,0.8,0.75,0.7"
@@ -38,6 +39,9 @@ def parse_options():
     parser.add_argument("--quick", action="store_true", help="one seed, few steps: does it run, not what it shows")
     parser.add_argument("--scale", type=float, default=1.0, help="of the full set's steps, 0.05..10 (default 1)")
     parser.add_argument("--only", default=",".join(EXPERIMENTS), help="experiments, separated by commas")
+    parser.add_argument("--arms", default=",".join(SELECTIONS),
+                        help=f"of criteria and probes, separated by commas, of {','.join(ARMS)} (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, help="how many, 1..100")
     parser.add_argument("--parallel", type=int, default=max(1, os.cpu_count() or 1), help="runs of one rank at a time")
     parser.add_argument("--large-text", help="default: prose of Debian's perl-doc")
     parser.add_argument("--small-text", help="default: Python's own documentation")
@@ -47,6 +51,11 @@ def parse_options():
     options.only = set(options.only.split(","))
     if not options.only <= set(EXPERIMENTS):
         parser.error(f"--only: {options.only - set(EXPERIMENTS)} is none of {EXPERIMENTS}")
+    options.arms = tuple(options.arms.split(","))
+    if not set(options.arms) <= set(ARMS):
+        parser.error(f"--arms: {set(options.arms) - set(ARMS)} is none of {tuple(ARMS)}")
+    if options.seeds is not None and not 1 <= options.seeds <= 100:
+        parser.error(f"--seeds: {options.seeds} is not within 1..100")
     return options
 
 
@@ -76,14 +85,17 @@ class Experiments:
         self.options = options
         self.bin_dir = os.path.join(options.build_dir, "bin")
         self.out = os.path.abspath(options.out)
-        self.sizes = QUICK if options.quick else scaled(FULL, options.scale)
+        self.sizes = (QUICK if options.quick else scaled(FULL, options.scale))._replace(arms=options.arms)
+        if options.seeds is not None:
+            self.sizes = self.sizes._replace(seeds=tuple(range(1, options.seeds + 1)))
         self.texts = {}
 
     def prepare(self):
         """Writes the texts; forgets runs made with other sizes."""
         from text import prepare
         os.makedirs(self.out, exist_ok=True)
-        stamp = json.dumps({"sizes": self.sizes, "texts": [self.options.large_text, self.options.small_text]})
+        steps = {name: value for name, value in self.sizes._asdict().items() if name.endswith("_steps")}
+        stamp = json.dumps({"steps": steps, "texts": [self.options.large_text, self.options.small_text]})
         path = os.path.join(self.out, "settings.json")
         if os.path.exists(path) and open(path).read() != stamp:
             raise SystemExit(f"{self.out} holds runs with other settings (see settings.json): remove it or give another --out")
@@ -108,8 +120,7 @@ class Experiments:
 
     def flags(self, run):
         if run.regime != "timed":  # one rank: the planner has nothing to balance, one rate forces it
-            return ["--planner", "lrmoe", "--rates", str(run.retention), "--selection", run.selection, "--seed",
-                    str(run.seed)], []
+            return ["--planner", "lrmoe", "--rates", str(run.retention), *ARMS[run.selection], "--seed", str(run.seed)], []
         if run.planner == "fixed":
             return ["--planner", "fixed", "--rates", "1.0"], ["--replica-slots", "0"]
         limit = self.budget(run)

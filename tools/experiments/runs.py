@@ -3,6 +3,13 @@
 from typing import Dict, NamedTuple, Optional, Tuple
 
 SELECTIONS = ("lrm", "lrm_sampled", "grad_norm2", "grad_abs", "random")
+# What `criteria` can compare and how the controller is told: selections, and corrections of what a selection leaves.
+ARMS: Dict[str, Tuple[str, ...]] = {
+    **{name: ("--selection", name) for name in SELECTIONS},
+    "lrm_rows": ("--selection", "lrm", "--rescale", "rows"),
+    "random_rows": ("--selection", "random", "--rescale", "rows"),
+    "lrm_floor": ("--selection", "lrm", "--retention-floor-rows", "64"),  # half of an expert's mean
+}
 
 
 class Sizes(NamedTuple):
@@ -13,6 +20,7 @@ class Sizes(NamedTuple):
     timed_steps: int
     retentions: Tuple[float, ...]       # of `convergence`; the first is 1.0
     criteria_retentions: Tuple[float, ...]
+    arms: Tuple[str, ...] = SELECTIONS  # of `criteria` and `probes`
 
 
 FULL = Sizes((1, 2, 3), 800, 1600, 800, 500, (1.0, 0.9, 0.8, 0.7), (0.8, 0.7))
@@ -42,23 +50,19 @@ class Run(NamedTuple):
 
 
 def arm_name(retention, selection="lrm"):
-    """"C20" for LRM at retention 0.8, "random20" for another criterion."""
+    """"C20" for LRM at retention 0.8, "random20" for another of ARMS."""
     percent = round(100 * (1 - retention))
     return f"C{percent}" if selection == "lrm" or retention == 1.0 else f"{selection}{percent}"
 
 
-def _arms(regime, seed, steps, start, retentions, criteria_retentions):
+def _arms(regime, seed, steps, start, retentions, arms):
     for retention in retentions:
-        yield Run(f"{regime}-{seed}-{arm_name(retention)}", regime, seed, steps, retention, "lrm", start)
-    for retention in criteria_retentions:
-        for selection in SELECTIONS:
-            if selection != "lrm" or retention not in retentions:
-                yield Run(f"{regime}-{seed}-{arm_name(retention, selection)}", regime, seed, steps, retention, selection,
-                          start)
+        for selection in arms if retention < 1.0 else ("lrm",):
+            yield Run(f"{regime}-{seed}-{arm_name(retention, selection)}", regime, seed, steps, retention, selection, start)
 
 
-def _probes(seed, state, start, retention):
-    for selection, kept in [("lrm", 1.0)] + [(selection, retention) for selection in SELECTIONS]:
+def _probes(seed, state, start, retention, arms):
+    for selection, kept in [("lrm", 1.0)] + [(selection, retention) for selection in arms]:
         yield Run(f"probe_{state}-{seed}-{arm_name(kept, selection)}", "probe", seed, 1, kept, selection, start)
 
 
@@ -73,14 +77,16 @@ def all_runs(sizes, only):
         pretrained = f"pretrain-{seed}"
         add(Run(pretrained, "pretrain", seed, sizes.pretrain_steps))
         if "convergence" in only:
-            add(*_arms("tune", seed, sizes.tune_steps, pretrained, sizes.retentions, ()))
+            add(*_arms("tune", seed, sizes.tune_steps, pretrained, sizes.retentions, ("lrm",)))
         if "criteria" in only:
             rates = (1.0, *sizes.criteria_retentions)
-            add(*_arms("tune", seed, sizes.tune_steps, pretrained, rates, sizes.criteria_retentions))
-            add(*_arms("scratch", seed, sizes.scratch_steps, None, rates, sizes.criteria_retentions))
+            add(*_arms("tune", seed, sizes.tune_steps, pretrained, rates, sizes.arms))
+            add(*_arms("scratch", seed, sizes.scratch_steps, None, rates, sizes.arms))
+        if "probes" in only:
+            add(*_arms("tune", seed, sizes.tune_steps, pretrained, (1.0,), ()))
             retention = sizes.criteria_retentions[0]
             for state, start in (("fresh", None), ("pretrained", pretrained), ("tuned", f"tune-{seed}-C0")):
-                add(*_probes(seed, state, start, retention))
+                add(*_probes(seed, state, start, retention, sizes.arms))
         if "time_to_loss" in only:
             for planner in ("fixed", "lrmoe"):
                 add(Run(f"timed-{seed}-{planner}", "timed", seed, sizes.timed_steps, 1.0, "lrm", pretrained, 2, planner))
