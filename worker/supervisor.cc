@@ -33,6 +33,7 @@ constexpr milliseconds kLinger{1500};          // for the client to see its erro
 constexpr milliseconds kTerminateGrace{1000};  // between SIGTERM and SIGKILL
 // After a SIGTERM to the worker: for the training process to save what it wants. Launchers kill sooner.
 constexpr milliseconds kStopGrace{30000};
+constexpr milliseconds kCauseFirst{2000};  // for the rank that is the cause to end before this one
 constexpr milliseconds kServerGrace{500};  // for the last replies to leave
 // Shutting down waits for the engine to notice the abort; beyond this the process ends the hard way.
 constexpr unsigned kMaxShutDownSeconds = 5;
@@ -88,7 +89,17 @@ int Supervisor::Run() {
   }
   Loop();
   ShutDown();
-  return orderly_ ? kExitDone : ending_->exit_status;
+  if (orderly_) return kExitDone;
+  if (ending_->exit_status == kExitEpochAborted) LetTheCauseEndFirst();
+  return ending_->exit_status;
+}
+
+// mpirun's status is that of the first rank to end badly, and it ends the others then. The status of the rank
+// that is the cause says more than this one's.
+void Supervisor::LetTheCauseEndFirst() {
+  if (launcher_fd_ < 0) return;
+  pollfd waits[] = {{signal_fd_, POLLIN, 0}, {launcher_fd_, POLLIN, 0}};
+  (void)poll(waits, std::size(waits), static_cast<int>(kCauseFirst.count()));
 }
 
 absl::Status Supervisor::Start() {

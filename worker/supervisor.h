@@ -69,6 +69,8 @@ class Supervisor {
   void StartSession();
   worker::ServiceOptions MakeServiceOptions();
 
+  void LetTheCauseEndFirst();
+
   void Loop();
   void Notify(Notice notice);  // any thread
   void OnSignal();
