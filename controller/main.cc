@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/freed_memory.h"
 #include "common/logging.h"
 #include "common/version.h"
 #include "controller/planner/planner.h"
@@ -59,6 +60,7 @@ int Run(const ControllerSettings& settings, const sigset_t& signals) {
 }  // namespace lrmoe
 
 int main(int argc, char** argv) {
+  lrmoe::KeepFreedMemory();
   // Before any thread exists, so that all of them leave these signals to sigwait.
   sigset_t signals;
   sigemptyset(&signals);

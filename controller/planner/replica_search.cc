@@ -171,7 +171,7 @@ class Search {
   // Fewer new replicas, then a lower peak with as many or, if they are many, one more.
   void Polish(bool fewest_proven) {
     const int64_t budget = std::min(limits_.effort * (cells_ + 500), kMostPolish);
-    polish_until_ = state_.flow().work() + kMostPolish + 3 * cells_;
+    polish_until_ = state_.flow().work() + kMostPolish + cells_;
     if (!fewest_proven) Reduce(budget / 2);
     fewest_ = best_.num_new;
     Tighten(fewest_, budget / 4);

@@ -1,10 +1,12 @@
 // lrmoe-bench: what the parts take on this machine.
 #include <iostream>
 
+#include "common/freed_memory.h"
 #include "common/version.h"
 #include "tools/bench/commands.h"
 
 int main(int argc, char** argv) {
+  lrmoe::KeepFreedMemory();
   CLI::App app("Measures the parts of lrmoe on this machine.", "lrmoe-bench");
   app.set_version_flag("--version",
                        "lrmoe-bench " + std::string(lrmoe::Version().data(), lrmoe::Version().size()));

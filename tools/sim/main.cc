@@ -1,10 +1,12 @@
 // lrmoe-sim: planning without workers.
 #include <iostream>
 
+#include "common/freed_memory.h"
 #include "common/version.h"
 #include "tools/sim/commands.h"
 
 int main(int argc, char** argv) {
+  lrmoe::KeepFreedMemory();
   CLI::App app("Plans recorded or generated routing; needs no workers.", "lrmoe-sim");
   app.set_version_flag("--version",
                        "lrmoe-sim " + std::string(lrmoe::Version().data(), lrmoe::Version().size()));
