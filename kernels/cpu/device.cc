@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/packed_gemm.h"
 #include "kernels/cpu/passes.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/kernels.h"
@@ -193,9 +192,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int num_threads) {
 }
 
 bool CpuPacksWeights(Type type) {
-  return type == Type::kBf16
-             ? cpu::ChooseBf16Path() == cpu::Bf16Path::kMatmul && cpu::PackedGemm::Supports(type)
-             : cpu::PackedGemm::Supports(type);
+  return cpu::PacksWeights(type, cpu::ChooseBf16Path());
 }
 
 }  // namespace lrmoe::kernels

@@ -132,6 +132,10 @@ Bf16Path ChooseBf16Path() {
   }
 }
 
+bool PacksWeights(Type type, Bf16Path bf16_path) {
+  return (type == Type::kFp32 || bf16_path == Bf16Path::kMatmul) && PackedGemm::Supports(type);
+}
+
 namespace {
 
 // A block of an operand in memory.
@@ -251,8 +255,7 @@ GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_p
     : pool_(pool),
       passes_(passes),
       bf16_path_(bf16_path),
-      packs_{PackedGemm::Supports(Type::kFp32),
-             bf16_path == Bf16Path::kMatmul && PackedGemm::Supports(Type::kBf16)} {
+      packs_{cpu::PacksWeights(Type::kFp32, bf16_path), cpu::PacksWeights(Type::kBf16, bf16_path)} {
   for (int i = 0; i < pool->num_threads(); ++i) workers_.push_back(std::make_unique<Worker>(passes));
 }
 

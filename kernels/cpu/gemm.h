@@ -24,6 +24,8 @@ enum class Bf16Path : uint8_t {
 
 // kMatmul when this CPU has bf16 instructions and oneDNN has an optimised bf16 matmul for it.
 Bf16Path ChooseBf16Path();
+// Whether oneDNN multiplies packed weights of the type faster on this CPU, bf16 computed in that way.
+bool PacksWeights(Type type, Bf16Path bf16_path);
 
 class PackedGemm;
 

@@ -37,9 +37,7 @@ planner::PlanningProblem ProblemOf(const LayerRun& run, const Arm& arm) {
   problem.model.exact_router_gradient = run.router_gradient == RouterGradient::kExact;
   problem.model.recompute_activation = run.recompute_activation;
   problem.model.packs_weights =
-      run.pack_weights && !run.make_device &&
-      kernels::CpuPacksWeights(run.shape.dtype == DataType::kBf16 ? kernels::Type::kBf16
-                                                                  : kernels::Type::kFp32);
+      run.pack_weights && !run.make_device && kernels::CpuPacksWeights(engine::TypeOf(run.shape.dtype));
   problem.policy.planner = arm.policy;
   problem.policy.rates = {arm.retention};
   problem.policy.router_gradient = run.router_gradient;
@@ -144,12 +142,12 @@ absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
                          run.make_device ? run.make_device() : kernels::CreateCpuDevice(1));
   LayerResult result;
   result.gemm_path = std::string(device->gemm_path());
-  result.packed_weights = NumWeightForms(ProblemOf(run, run.arms[0]).model) == 2;
   for (int32_t r = 0; r < run.num_ranks; ++r)
     result.inputs.push_back(MakeRankInput(run.shape, run.num_tokens, run.skew, run.seed, r));
 
   std::vector<planner::PlanningProblem> problems;
   for (const Arm& arm : run.arms) problems.push_back(ProblemOf(run, arm));
+  result.packed_weights = NumWeightForms(problems.front().model) == 2;
   LocalPlans plans(std::move(problems));
   auto transports =
       run.make_transports ? run.make_transports(run.num_ranks) : transport::CreateInprocGroup(run.num_ranks);

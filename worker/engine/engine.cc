@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/cluster.h"
+#include "common/plan_counts.h"
 #include "common/status_macros.h"
 #include "worker/engine/checkpoint.h"
 #include "worker/engine/engine_state.h"
@@ -113,8 +114,7 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
   work.source_pairs = num_tokens * shape().top_k;
   work.owned_experts = static_cast<int64_t>(store->owned().size());
   const LayerPlan& plan = execution.plan;
-  std::vector<int64_t> routed(plan.quota.size(), 0);
-  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  const std::vector<int64_t> routed = RoutedRows(plan);
   for (const InstancePlan& instance : plan.instances) {
     work.exported_replicas += !instance.owner && store->owner()[instance.expert_idx] == rank();
     if (instance.rank_idx != rank()) continue;

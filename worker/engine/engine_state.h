@@ -46,9 +46,7 @@ struct EngineState {
   int64_t peak_bytes = 0;
 
   const LayerShape& shape() const { return options.model.shape; }
-  kernels::Type type() const {
-    return shape().dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
-  }
+  kernels::Type type() const { return TypeOf(shape().dtype); }
   kernels::ExpertActivation activation() const {
     if (shape().gated) return kernels::ExpertActivation::kSwiGlu;
     return shape().activation == Activation::kSilu ? kernels::ExpertActivation::kSilu

@@ -82,10 +82,6 @@ absl::Status CheckSize(absl::string_view field, size_t size, int64_t expected) {
   return absl::InvalidArgumentError(absl::StrCat(field, " has ", size, " bytes; allowed: ", expected));
 }
 
-kernels::Type TypeOf(const LayerShape& shape) {
-  return shape.dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
-}
-
 // Calls visit(n, k, byte offset) for W1 and W2, sizes as FC1 and FC2 take them.
 template <typename Visit>
 void ForEachMatrix(const LayerShape& shape, Visit visit) {
@@ -188,7 +184,7 @@ absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec
                                                                  std::vector<int32_t> owner, int32_t rank,
                                                                  kernels::Device* device, bool packed) {
   LRMOE_RETURN_IF_ERROR(Validate(model));
-  LRMOE_CHECK(!packed || (device != nullptr && device->PacksWeights(TypeOf(model.shape))));
+  LRMOE_CHECK(!packed || (device != nullptr && device->PacksWeights(TypeOf(model.shape.dtype))));
   if (static_cast<int64_t>(owner.size()) != model.shape.num_experts)
     return absl::InvalidArgumentError(absl::StrCat(
         "owner has ", owner.size(), " experts; allowed: num_experts = ", model.shape.num_experts));
@@ -321,7 +317,7 @@ absl::Status ExpertStore::Load(int32_t layer, int32_t expert_idx, DataType type,
 void PackWeights(kernels::Device& device, const LayerShape& shape, const std::byte* plain,
                  const ExpertInstance& instance) {
   using kernels::GemmKind;
-  const kernels::Type type = TypeOf(shape);
+  const kernels::Type type = TypeOf(shape.dtype);
   ForEachMatrix(shape, [&](int64_t n, int64_t k, int64_t at) {
     device.PackWeights(GemmKind::kForward, type, n, k, plain + at, instance.weights + at);
     device.PackWeights(GemmKind::kInputGradient, type, k, n, plain + at, instance.backward_weights + at);
@@ -332,7 +328,7 @@ void ExpertStore::RepackWeights(int32_t layer, int32_t expert_idx) {
   if (!packed()) return;
   const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
   ForEachMatrix(impl_->model.shape, [&](int64_t n, int64_t k, int64_t at) {
-    impl_->device->RepackWeights(TypeOf(impl_->model.shape), n, k, instance.weights + at,
+    impl_->device->RepackWeights(TypeOf(impl_->model.shape.dtype), n, k, instance.weights + at,
                                  instance.backward_weights + at);
   });
 }
@@ -345,7 +341,8 @@ absl::StatusOr<std::span<const std::byte>> ExpertStore::HostWeights(int32_t laye
   copy.resize(bytes);
   if (packed()) {
     ForEachMatrix(impl_->model.shape, [&](int64_t n, int64_t k, int64_t at) {
-      impl_->device->UnpackWeights(TypeOf(impl_->model.shape), n, k, instance.weights + at, copy.data() + at);
+      impl_->device->UnpackWeights(TypeOf(impl_->model.shape.dtype), n, k, instance.weights + at,
+                                   copy.data() + at);
     });
     return std::span<const std::byte>(copy);
   }

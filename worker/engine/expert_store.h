@@ -17,6 +17,10 @@
 
 namespace lrmoe::engine {
 
+inline kernels::Type TypeOf(DataType type) {
+  return type == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
+}
+
 // One expert in compute precision with its gradient, in the device's memory. Pointers stay valid as long as
 // the store (owned experts) or until the replica is dropped.
 struct ExpertInstance {

@@ -26,10 +26,6 @@ struct LayerUpdate {
   std::vector<ExpertUpdate> experts;
 };
 
-kernels::Type TypeOf(DataType type) {
-  return type == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
-}
-
 }  // namespace
 
 struct OptimizerQueue::Impl {

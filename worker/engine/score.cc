@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan_counts.h"
 #include "common/random.h"
 #include "common/status_macros.h"
 
@@ -64,8 +65,7 @@ void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int3
 }
 
 std::vector<float> RescaleFactors(const LayerPlan& plan) {
-  std::vector<int64_t> routed(plan.quota.size(), 0);
-  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  const std::vector<int64_t> routed = RoutedRows(plan);
   std::vector<float> factors(plan.quota.size(), 1.0F);
   for (size_t e = 0; e < factors.size(); ++e)
     if (plan.quota[e] > 0)

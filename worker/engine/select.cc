@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/plan_counts.h"
 #include "common/status_macros.h"
 #include "kernels/kernels.h"
 
@@ -123,8 +124,7 @@ void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<u
 }
 
 std::vector<bool> SelectiveExperts(const LayerPlan& plan) {
-  std::vector<int64_t> routed(plan.quota.size(), 0);
-  for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
+  const std::vector<int64_t> routed = RoutedRows(plan);
   std::vector<bool> out(plan.quota.size());
   for (size_t e = 0; e < out.size(); ++e) out[e] = plan.quota[e] > 0 && plan.quota[e] < routed[e];
   return out;

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "common/random.h"
 #include "tests/contract/worker_rpc/fixture.h"
+#include "tests/contract/worker_rpc/raw_client.h"
 
 namespace lrmoe::worker {
 namespace {
@@ -188,17 +189,8 @@ TEST_CASE("a client that goes without a word frees its session, arenas and conte
     auto channel = grpc::CreateChannel("unix:" + worker.socket(), grpc::InsecureChannelCredentials());
     auto stub = v1::Worker::NewStub(channel);
     grpc::ClientContext context;
-    v1::AttachRequest request;
-    request.set_protocol_version(1);
-    auto* model = request.mutable_model();
-    model->set_num_layers(3);
-    model->set_num_experts(2);
-    model->set_top_k(2);
-    model->set_hidden_size(16);
-    model->set_intermediate_size(8);
-    model->set_gated(true);
-    model->set_activation(v1::ACTIVATION_SILU);
-    model->set_dtype(v1::DATA_TYPE_FP32);
+    v1::AttachRequest request = RawClient::AttachRequest();
+    request.clear_client();
     auto reader = stub->Attach(&context, request);
     v1::SessionEvent event;
     REQUIRE(reader->Read(&event));

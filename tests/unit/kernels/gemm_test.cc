@@ -132,31 +132,35 @@ Elements Packed(Device& device, GemmKind kind, Type type, int64_t n, int64_t k, 
   return packed;
 }
 
-TEST_CASE("a product with packed weights equals that with plain ones", "[gemm]") {
+// visit(device, its name, type) for each device and type of which it packs weights.
+template <typename Visit>
+void ForEachPacking(Visit visit) {
   const std::vector<NamedDevice> devices = AllDevices();
-  for (const Type type : kTypes) {
-    for (const NamedDevice& named : devices) {
-      Device& device = *named.device;
-      if (!device.PacksWeights(type)) continue;
-      for (uint64_t seed = 0; seed < 20; ++seed) {
-        Random random(seed);
-        const GemmKind kind = seed % 2 == 0 ? GemmKind::kForward : GemmKind::kInputGradient;
-        const int64_t n = kPackedMultiple * random.Between(1, 6), k = kPackedMultiple * random.Between(1, 4);
-        CAPTURE(named.name, static_cast<int>(type), seed, n, k);
-        std::vector<Operands> groups, packed;
-        for (int64_t g = random.Between(1, 4); g > 0; --g) {
-          const int64_t rows = random.Below(4) == 0 ? 0 : random.Between(1, seed % 5 == 0 ? 300 : 40);
-          groups.push_back(RandomGroup(kind, type, n, k, rows, random));
-          packed.push_back(groups.back());
-          packed.back().b = Packed(device, kind, type, n, k, groups.back().b);
-        }
-        const auto done = Run(device, GemmKind::kPacked, type, n, k, packed);
-        for (size_t g = 0; g < groups.size(); ++g) CheckGroup(kind, n, k, groups[g], done[g]);
-        const auto again = Run(device, GemmKind::kPacked, type, n, k, packed);
-        for (size_t g = 0; g < groups.size(); ++g) REQUIRE(again[g].c == done[g].c);
+  for (const Type type : kTypes)
+    for (const NamedDevice& named : devices)
+      if (named.device->PacksWeights(type)) visit(*named.device, named.name, type);
+}
+
+TEST_CASE("a product with packed weights equals that with plain ones", "[gemm]") {
+  ForEachPacking([](Device& device, const std::string& name, Type type) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      Random random(seed);
+      const GemmKind kind = seed % 2 == 0 ? GemmKind::kForward : GemmKind::kInputGradient;
+      const int64_t n = kPackedMultiple * random.Between(1, 6), k = kPackedMultiple * random.Between(1, 4);
+      CAPTURE(name, static_cast<int>(type), seed, n, k);
+      std::vector<Operands> groups, packed;
+      for (int64_t g = random.Between(1, 4); g > 0; --g) {
+        const int64_t rows = random.Below(4) == 0 ? 0 : random.Between(1, seed % 5 == 0 ? 300 : 40);
+        groups.push_back(RandomGroup(kind, type, n, k, rows, random));
+        packed.push_back(groups.back());
+        packed.back().b = Packed(device, kind, type, n, k, groups.back().b);
       }
+      const auto done = Run(device, GemmKind::kPacked, type, n, k, packed);
+      for (size_t g = 0; g < groups.size(); ++g) CheckGroup(kind, n, k, groups[g], done[g]);
+      const auto again = Run(device, GemmKind::kPacked, type, n, k, packed);
+      for (size_t g = 0; g < groups.size(); ++g) REQUIRE(again[g].c == done[g].c);
     }
-  }
+  });
 }
 
 TEST_CASE("threads do not change a product with packed weights", "[gemm]") {
@@ -177,25 +181,20 @@ TEST_CASE("threads do not change a product with packed weights", "[gemm]") {
 }
 
 TEST_CASE("packed weights come back as they were, and turn into the other direction's", "[gemm]") {
-  const std::vector<NamedDevice> devices = AllDevices();
-  for (const Type type : kTypes) {
-    for (const NamedDevice& named : devices) {
-      Device& device = *named.device;
-      if (!device.PacksWeights(type)) continue;
-      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{64, 64}, {192, 64}, {128, 320}}) {
-        CAPTURE(named.name, static_cast<int>(type), n, k);
-        Random random(n + k);
-        const Elements plain = Elements::Uniform(type, n * k, random);
-        const Elements forward = Packed(device, GemmKind::kForward, type, n, k, plain);
-        Elements back(type, n * k), turned(type, n * k);
-        device.UnpackWeights(type, n, k, forward.ptr(), back.ptr());
-        CHECK(back == plain);
-        device.RepackWeights(type, n, k, forward.ptr(), turned.ptr());
-        CHECK(turned == Packed(device, GemmKind::kInputGradient, type, k, n, plain));
-        CHECK((back.intact() && turned.intact()));
-      }
+  ForEachPacking([](Device& device, const std::string& name, Type type) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{64, 64}, {192, 64}, {128, 320}}) {
+      CAPTURE(name, static_cast<int>(type), n, k);
+      Random random(n + k);
+      const Elements plain = Elements::Uniform(type, n * k, random);
+      const Elements forward = Packed(device, GemmKind::kForward, type, n, k, plain);
+      Elements back(type, n * k), turned(type, n * k);
+      device.UnpackWeights(type, n, k, forward.ptr(), back.ptr());
+      CHECK(back == plain);
+      device.RepackWeights(type, n, k, forward.ptr(), turned.ptr());
+      CHECK(turned == Packed(device, GemmKind::kInputGradient, type, k, n, plain));
+      CHECK((back.intact() && turned.intact()));
     }
-  }
+  });
 }
 
 TEST_CASE("grouped GEMM refuses bad arguments by name", "[gemm]") {

@@ -97,8 +97,7 @@ class GatedDevice : public kernels::Device {
 TEST_CASE("the queue writes packed weights that are the plain ones", "[optimizer]") {
   const auto device = MakeDevice();
   for (DataType dtype : {DataType::kBf16, DataType::kFp32}) {
-    if (!device->PacksWeights(dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32))
-      continue;
+    if (!device->PacksWeights(TypeOf(dtype))) continue;
     std::vector<std::unique_ptr<ExpertStore>> stores;  // packed, plain
     for (const bool packed : {true, false}) {
       ModelSpec spec;
@@ -137,7 +136,7 @@ TEST_CASE("the queue updates every owned expert as the device would", "[optimize
     const auto device = MakeDevice();
     auto queue = OptimizerQueue::Create(store.get(), MakeDevice());
     REQUIRE(queue.ok());
-    const auto type = dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
+    const auto type = TypeOf(dtype);
     for (int64_t step = 1; step <= 3; ++step) {
       const AdamWStep adamw{.step = step, .lr = 0.01};
       for (int32_t layer : {2, 0}) (*queue)->Enqueue(layer, adamw);

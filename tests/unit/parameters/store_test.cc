@@ -53,7 +53,7 @@ TEST_CASE("a new store holds the owned experts, zeroed and without weights", "[s
 TEST_CASE("a store that packs gives back what was put in, and holds both forms") {
   const auto device = std::move(kernels::CreateCpuDevice(1)).value();
   for (const DataType dtype : {DataType::kBf16, DataType::kFp32}) {
-    const auto type = dtype == DataType::kBf16 ? kernels::Type::kBf16 : kernels::Type::kFp32;
+    const auto type = TypeOf(dtype);
     if (!device->PacksWeights(type)) continue;
     ModelSpec spec = Spec(dtype);
     spec.shape.hidden_size = 128;
