@@ -51,6 +51,15 @@ int64_t MostRows(const MemoryCoefficients& c, const RankWork& fixed, int64_t ava
 
 }  // namespace
 
+MemoryModelOptions MemoryModelOf(const LayerShape& shape) {
+  MemoryModelOptions options;
+  options.hidden_size = shape.hidden_size;
+  options.intermediate_size = shape.intermediate_size;
+  options.gated = shape.gated;
+  options.weight_bytes = SizeInBytes(shape.dtype);
+  return options;
+}
+
 int64_t NumWeightForms(const MemoryModelOptions& options) {
   const bool whole =
       options.hidden_size % kPackedMultiple == 0 && options.intermediate_size % kPackedMultiple == 0;

@@ -11,6 +11,8 @@
 #include <array>
 #include <cstdint>
 
+#include "common/layer_shape.h"
+
 namespace lrmoe {
 
 // Bytes in tensor buffers at one moment of an invocation, per unit of the rank's work.
@@ -56,6 +58,9 @@ struct MemoryModelOptions {
   bool recompute_activation = false;
   bool packs_weights = false;  // devices hold weights packed, once per direction, where they can
 };
+
+// What a layer's shape says of it; the rest as by default.
+MemoryModelOptions MemoryModelOf(const LayerShape& shape);
 
 // Forms in which each instance holds its weights, each of their plain size: 2, one per direction, where the
 // devices pack and both sizes are multiples of kPackedMultiple; else 1.

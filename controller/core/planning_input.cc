@@ -52,11 +52,7 @@ Cluster ClusterOf(const std::vector<Hello>& hellos, int32_t num_layers) {
 }
 
 MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy, const Hello& hello) {
-  MemoryModelOptions options;
-  options.hidden_size = shape.hidden_size;
-  options.intermediate_size = shape.intermediate_size;
-  options.gated = shape.gated;
-  options.weight_bytes = SizeInBytes(shape.dtype);
+  MemoryModelOptions options = lrmoe::MemoryModelOf(shape);
   options.exact_router_gradient = policy.router_gradient == RouterGradient::kExact;
   options.recompute_activation = hello.recompute_activation;
   options.packs_weights =

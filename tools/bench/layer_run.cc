@@ -30,10 +30,7 @@ planner::PlanningProblem ProblemOf(const LayerRun& run, const Arm& arm) {
     rank.memory_bytes = run.memory_budget_bytes;
     problem.cluster.ranks.push_back(rank);
   }
-  problem.model.hidden_size = run.shape.hidden_size;
-  problem.model.intermediate_size = run.shape.intermediate_size;
-  problem.model.gated = run.shape.gated;
-  problem.model.weight_bytes = SizeInBytes(run.shape.dtype);
+  problem.model = MemoryModelOf(run.shape);
   problem.model.exact_router_gradient = run.router_gradient == RouterGradient::kExact;
   problem.model.recompute_activation = run.recompute_activation;
   problem.model.packs_weights =

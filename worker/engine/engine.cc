@@ -54,12 +54,7 @@ int64_t ArenaCapacity(const EngineOptions& options) {
 
 // The device is there.
 MemoryModelOptions MemoryModelOf(const EngineState& state, bool exact) {
-  const LayerShape& shape = state.shape();
-  MemoryModelOptions model;
-  model.hidden_size = shape.hidden_size;
-  model.intermediate_size = shape.intermediate_size;
-  model.gated = shape.gated;
-  model.weight_bytes = SizeInBytes(shape.dtype);
+  MemoryModelOptions model = lrmoe::MemoryModelOf(state.shape());
   model.exact_router_gradient = exact;
   model.recompute_activation = state.options.recompute_activation;
   model.packs_weights = state.options.pack_weights && state.device->PacksWeights(state.type());
