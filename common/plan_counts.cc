@@ -10,7 +10,7 @@ RoutedCounts CountsOf(const LayerPlan& plan) {
   return counts;
 }
 
-std::vector<int64_t> RoutedRows(const LayerPlan& plan) {
+std::vector<int64_t> RoutedRowsByExpert(const LayerPlan& plan) {
   std::vector<int64_t> routed(plan.quota.size(), 0);
   for (const InstancePlan& instance : plan.instances) routed[instance.expert_idx] += instance.forward_rows;
   return routed;

@@ -13,6 +13,6 @@ namespace lrmoe {
 // thread.
 RoutedCounts CountsOf(const LayerPlan& plan);
 // N_e: routed pairs of each expert over all sources, [E].
-std::vector<int64_t> RoutedRows(const LayerPlan& plan);
+std::vector<int64_t> RoutedRowsByExpert(const LayerPlan& plan);
 
 }  // namespace lrmoe

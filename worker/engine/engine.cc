@@ -109,7 +109,7 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
   work.source_pairs = num_tokens * shape().top_k;
   work.owned_experts = static_cast<int64_t>(store->owned().size());
   const LayerPlan& plan = execution.plan;
-  const std::vector<int64_t> routed = RoutedRows(plan);
+  const std::vector<int64_t> routed = RoutedRowsByExpert(plan);
   for (const InstancePlan& instance : plan.instances) {
     work.exported_replicas += !instance.owner && store->owner()[instance.expert_idx] == rank();
     if (instance.rank_idx != rank()) continue;

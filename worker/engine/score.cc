@@ -65,7 +65,7 @@ void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int3
 }
 
 std::vector<float> RescaleFactors(const LayerPlan& plan) {
-  const std::vector<int64_t> routed = RoutedRows(plan);
+  const std::vector<int64_t> routed = RoutedRowsByExpert(plan);
   std::vector<float> factors(plan.quota.size(), 1.0F);
   for (size_t e = 0; e < factors.size(); ++e)
     if (plan.quota[e] > 0)

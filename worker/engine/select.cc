@@ -124,7 +124,7 @@ void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<u
 }
 
 std::vector<bool> SelectiveExperts(const LayerPlan& plan) {
-  const std::vector<int64_t> routed = RoutedRows(plan);
+  const std::vector<int64_t> routed = RoutedRowsByExpert(plan);
   std::vector<bool> out(plan.quota.size());
   for (size_t e = 0; e < out.size(); ++e) out[e] = plan.quota[e] > 0 && plan.quota[e] < routed[e];
   return out;
