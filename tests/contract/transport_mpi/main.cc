@@ -4,6 +4,7 @@
 //   --abort-job    instead: rank 0 ends the job with exit code 43 while the others wait.
 //   --measure      instead: latency of the small operations and bandwidth of the exchange, one line of JSON
 //   each.
+#include <catch2/catch.hpp>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
