@@ -80,6 +80,9 @@ struct RankWork {
   // Kept pairs it ran forward and sends elsewhere, and the reverse; a plan states the worst case of each.
   int64_t moved_rows = 0;
   int64_t received_rows = 0;
+  // Pairs, of all sources, of the experts it owns that keep some of their pairs but not all; of one of them.
+  int64_t scored_pairs = 0;
+  int64_t most_scored_pairs = 0;
 };
 
 struct MemoryBytes {

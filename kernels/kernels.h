@@ -140,12 +140,12 @@ class Device {
 
 // The K largest of n non-negative, finite scores: a score is kept when it is > threshold, and of those equal
 // to it the first `ties` in index order. K == 0: threshold = +infinity, ties = 0. K == n: threshold = the
-// smallest score. Exact, O(n) (radix select over the bit pattern). n >= K >= 0.
+// smallest score. Exact, O(n) (radix select over the bit pattern). n >= K >= 0. `scratch` has room for n.
 struct TopK {
   float threshold = 0;
   int64_t ties = 0;
 };
-TopK SelectTopK(std::span<const float> scores, int64_t k);
+TopK SelectTopK(std::span<const float> scores, int64_t k, std::span<uint32_t> scratch);
 
 // Packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all operations.
 // InvalidArgument when num_threads is not 1..256; ResourceExhausted when they cannot be started.

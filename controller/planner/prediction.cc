@@ -59,8 +59,16 @@ std::vector<RankPlan> PredictRanks(const PlanningProblem& problem, const Workloa
     const int32_t owner = problem.owner[placed.expert[i]];
     exported[owner] += placed.rank[i] != owner;
   }
+  std::vector<int64_t> scored(work.num_ranks, 0), most_scored(work.num_ranks, 0);
+  for (int32_t e = 0; e < work.num_experts; ++e) {
+    if (candidate.quota[e] == 0 || candidate.quota[e] == work.rows[e]) continue;
+    scored[problem.owner[e]] += work.rows[e];
+    most_scored[problem.owner[e]] = std::max(most_scored[problem.owner[e]], work.rows[e]);
+  }
   for (int32_t g = 0; g < work.num_ranks; ++g) {
     RankWork rank;
+    rank.scored_pairs = scored[g];
+    rank.most_scored_pairs = most_scored[g];
     rank.exported_replicas = exported[g];
     rank.owned_experts = work.num_owned[g];
     rank.replicas = placed.replicas[g];

@@ -2,7 +2,6 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "kernels/kernels.h"
 #include "kernels/precondition.h"
@@ -22,9 +21,8 @@ constexpr uint32_t kDigits[3] = {2048, 1024, 1024};
 // Below this many scores a partial sort is faster than three histograms.
 constexpr size_t kSmall = 512;
 
-// Key of the k-th largest, 1 <= k <= n.
-uint32_t KthLargestKey(std::span<const float> scores, int64_t k) {
-  std::vector<uint32_t> keys(scores.size());
+// Key of the k-th largest, 1 <= k <= n. `keys` [n] is overwritten.
+uint32_t KthLargestKey(std::span<const float> scores, int64_t k, std::span<uint32_t> keys) {
   std::transform(scores.begin(), scores.end(), keys.begin(), KeyOf);
   if (keys.size() < kSmall) {
     std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<>());
@@ -40,17 +38,20 @@ uint32_t KthLargestKey(std::span<const float> scores, int64_t k) {
     uint32_t digit = mask;
     for (; count[0][digit] + count[1][digit] < k; --digit) k -= count[0][digit] + count[1][digit];
     prefix |= digit << shift;
-    std::erase_if(keys, [=](uint32_t key) { return ((key >> shift) & mask) != digit; });
+    const auto others =
+        std::ranges::remove_if(keys, [=](uint32_t key) { return ((key >> shift) & mask) != digit; });
+    keys = keys.first(keys.size() - others.size());
   }
   return prefix;
 }
 
 }  // namespace
 
-TopK SelectTopK(std::span<const float> scores, int64_t k) {
+TopK SelectTopK(std::span<const float> scores, int64_t k, std::span<uint32_t> scratch) {
   LRMOE_KERNELS_REQUIRE(k >= 0 && k <= static_cast<int64_t>(scores.size()));
+  LRMOE_KERNELS_REQUIRE(scratch.size() >= scores.size());
   if (k == 0) return {std::numeric_limits<float>::infinity(), 0};
-  const uint32_t key = KthLargestKey(scores, k);
+  const uint32_t key = KthLargestKey(scores, k, scratch.first(scores.size()));
   int64_t above = 0;
   for (float score : scores) above += KeyOf(score) > key;
   return {std::bit_cast<float>(key), k - above};

@@ -43,11 +43,12 @@ int Run(const Options& o) {
   Timing radix, partial, sorted;
   double sums[3] = {};
   std::vector<float> copy;
+  std::vector<uint32_t> scratch(o.scores);
   for (int i = 0; i < o.repetitions; ++i) {
     Measure(
         [&] {
-          sums[0] = SumOfThresholds(scores, o, [](std::span<const float> group, int64_t k) {
-            return kernels::SelectTopK(group, k).threshold;
+          sums[0] = SumOfThresholds(scores, o, [&](std::span<const float> group, int64_t k) {
+            return kernels::SelectTopK(group, k, scratch).threshold;
           });
         },
         radix);

@@ -103,9 +103,9 @@ absl::Status BackwardPass::Select() {
   {
     LRMOE_ASSIGN_OR_RETURN(Buffer expert, state_.arena->Take(pairs_ * 4, "pair experts"));
     for (int64_t p = 0; p < pairs_; ++p) expert.as<int32_t>()[p] = plan.instances[instance[p]].expert_idx;
-    LRMOE_ASSIGN_OR_RETURN(
-        const std::vector<float> dropped,
-        SelectPairs(exchange_, plan, state_.store->owner(), expert.as<int32_t>(), scores_.as<float>(), kept));
+    LRMOE_ASSIGN_OR_RETURN(const std::vector<float> dropped,
+                           SelectPairs(exchange_, *state_.arena, plan, state_.store->owner(),
+                                       expert.as<int32_t>(), scores_.as<float>(), kept));
     if (selective_ && context_.execution.selection == Selection::kLrmSampled)
       ReweighSampled(context_, state_.shape().top_k, expert.as<int32_t>(), kept, scores_.as<float>(),
                      dropped);

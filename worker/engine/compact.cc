@@ -12,10 +12,6 @@
 namespace lrmoe::engine {
 namespace {
 
-int64_t Sum(std::span<const int64_t> values) {
-  return std::accumulate(values.begin(), values.end(), int64_t{0});
-}
-
 // Metadata of one kept pair, behind the masks in a description.
 struct RowDescription {
   int32_t payload_row;  // among the rows from this source

@@ -106,20 +106,19 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
   const int64_t h = state_.shape().hidden_size;
   const int64_t pairs = static_cast<int64_t>(context_.pair_instance.as<int32_t>().size());
   {  // Executor: the compact rows of each payload row, in receive order.
-    const int64_t payload_total = std::accumulate(payload_rows_.begin(), payload_rows_.end(), int64_t{0});
-    std::vector<int64_t> offset(payload_total + 1, 0);
-    for (int32_t row : row_payload_.as<int32_t>()) ++offset[row + 1];
-    std::partial_sum(offset.begin(), offset.end(), offset.begin());
+    LRMOE_ASSIGN_OR_RETURN(Buffer offsets, arena.Take((Sum(payload_rows_) + 2) * 8, "return sums"));
     LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(route_.executor.rows * 4, "return sums"));
-    std::vector<int64_t> next(offset.begin(), offset.end() - 1);
     // Segments of one source by position: receive order. Rows of one token come from one source.
     std::vector<const Segment*> by_position;
     for (const Segment& segment : route_.executor.segments) by_position.push_back(&segment);
     std::sort(by_position.begin(), by_position.end(),
               [](const Segment* a, const Segment* b) { return a->position < b->position; });
-    for (const Segment* segment : by_position)
-      for (int64_t row = segment->row; row < segment->row + segment->count; ++row)
-        index.as<int32_t>()[next[row_payload_.as<int32_t>()[row]]++] = static_cast<int32_t>(row);
+    const auto rows = [&](const auto& use) {
+      for (const Segment* segment : by_position)
+        for (int64_t row = segment->row; row < segment->row + segment->count; ++row)
+          use(row, row_payload_.as<int32_t>()[row]);
+    };
+    const auto offset = GroupByKey(rows, offsets.as<int64_t>(), index.as<int32_t>());
     state_.device->SumRows(state_.type(), h, gradient_.data(), index.as<int32_t>(), offset,
                            payload_in_.data());
   }
@@ -132,13 +131,12 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
   // Source: payload rows are by (rank, token), so a stable sort by token leaves each token's rows in rank
   // order.
   const auto token = token_.as<int32_t>().first(payload_.total);
-  std::vector<int64_t> offset(context_.num_tokens + 1, 0);
-  for (int32_t t : token) ++offset[t + 1];
-  std::partial_sum(offset.begin(), offset.end(), offset.begin());
-  std::vector<int64_t> next(offset.begin(), offset.end() - 1);
+  LRMOE_ASSIGN_OR_RETURN(Buffer offsets, arena.Take((context_.num_tokens + 2) * 8, "return sums"));
   LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(payload_.total * 4, "return sums"));
-  for (int64_t i = 0; i < payload_.total; ++i)
-    index.as<int32_t>()[next[token[i]]++] = static_cast<int32_t>(i);
+  const auto rows = [&](const auto& use) {
+    for (int64_t row = 0; row < payload_.total; ++row) use(row, token[row]);
+  };
+  const auto offset = GroupByKey(rows, offsets.as<int64_t>(), index.as<int32_t>());
   Buffer copy;
   LRMOE_ASSIGN_OR_RETURN(std::byte* const sum, state_.ForDevice(dx, copy));
   state_.device->SumRows(state_.type(), h, returned.data(), index.as<int32_t>(), offset, sum);

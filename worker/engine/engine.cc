@@ -14,6 +14,7 @@
 #include "worker/engine/checkpoint.h"
 #include "worker/engine/engine_state.h"
 #include "worker/engine/exchange.h"
+#include "worker/engine/select.h"
 
 namespace lrmoe::engine {
 namespace {
@@ -110,6 +111,12 @@ RankWork EngineState::WorkOf(const ExecutionPlan& execution, int64_t num_tokens)
   work.owned_experts = static_cast<int64_t>(store->owned().size());
   const LayerPlan& plan = execution.plan;
   const std::vector<int64_t> routed = RoutedRowsByExpert(plan);
+  const std::vector<bool> selective = SelectiveExperts(plan);
+  for (int32_t e : store->owned()) {
+    if (!selective[e]) continue;
+    work.scored_pairs += routed[e];
+    work.most_scored_pairs = std::max(work.most_scored_pairs, routed[e]);
+  }
   for (const InstancePlan& instance : plan.instances) {
     work.exported_replicas += !instance.owner && store->owner()[instance.expert_idx] == rank();
     if (instance.rank_idx != rank()) continue;

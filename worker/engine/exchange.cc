@@ -1,20 +1,12 @@
 #include "worker/engine/exchange.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "worker/engine/routing.h"
 
 namespace lrmoe::engine {
-namespace {
-
-int64_t Sum(std::span<const int64_t> values) {
-  return std::accumulate(values.begin(), values.end(), int64_t{0});
-}
-
-}  // namespace
-
 Exchange::Exchange(transport::Transport* transport, const Invocation& invocation,
                    std::chrono::milliseconds timeout, PhaseClock* clock, kernels::Device* device)
     : transport_(transport), invocation_(invocation), timeout_(timeout), clock_(clock), device_(device) {}

@@ -48,6 +48,10 @@ absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int3
 
 }  // namespace
 
+int64_t Sum(std::span<const int64_t> values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
 std::vector<int64_t> Offsets(std::span<const int64_t> values) {
   std::vector<int64_t> out(values.size() + 1, 0);
   std::partial_sum(values.begin(), values.end(), out.begin() + 1);

@@ -8,7 +8,9 @@
 //   another row order at an executor:     by (instance, source, pair) - each instance's rows are contiguous
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -65,7 +67,23 @@ struct Payload {
 Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
                     int32_t num_ranks, std::span<int32_t> token, std::span<int32_t> pair_row);
 
+int64_t Sum(std::span<const int64_t> values);
+
 // Running totals: out[i] = sum of values before i; one longer than values.
 std::vector<int64_t> Offsets(std::span<const int64_t> values);
+
+// Lists items by key: index[offset[key] .. offset[key + 1]) are the items of `key`, in the order of the
+// visit. `visit(use)` calls use(item, key) for each item, the same way each time. One more place in `offset`
+// than there are keys, plus one to work with; `index` has room for every item. Returns the offsets.
+template <typename Visit>
+std::span<const int64_t> GroupByKey(const Visit& visit, std::span<int64_t> offset, std::span<int32_t> index) {
+  std::fill(offset.begin(), offset.end(), 0);
+  // Counted two places on, an entry is its key's first place while the items are listed and the next key's
+  // afterwards.
+  visit([&](int64_t /*item*/, int64_t key) { ++offset[key + 2]; });
+  std::partial_sum(offset.begin(), offset.end(), offset.begin());
+  visit([&](int64_t item, int64_t key) { index[offset[key + 1]++] = static_cast<int32_t>(item); });
+  return offset.first(offset.size() - 1);
+}
 
 }  // namespace lrmoe::engine

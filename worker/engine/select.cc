@@ -6,6 +6,7 @@
 #include "common/plan_counts.h"
 #include "common/status_macros.h"
 #include "kernels/kernels.h"
+#include "worker/engine/routing.h"
 
 namespace lrmoe::engine {
 namespace {
@@ -55,8 +56,10 @@ ScoreLayout LayOut(const LayerPlan& plan, std::span<const int32_t> owner, int32_
 
 // Owner: merges the sources' scores of each of its experts, selects, and lays the verdicts out by (source,
 // expert).
-std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32_t> owner, int32_t rank,
-                                std::span<const int64_t> quota, std::span<const float> received) {
+absl::StatusOr<std::vector<Verdict>> JudgeOwned(const ScoreLayout& layout, Arena& arena,
+                                                std::span<const int32_t> owner, int32_t rank,
+                                                std::span<const int64_t> quota,
+                                                std::span<const float> received) {
   const size_t num_ranks = layout.recv_rows.size();
   std::vector<int64_t> next_score(num_ranks, 0), next_verdict(num_ranks, 0);
   int64_t scores_before = 0, verdicts_before = 0;
@@ -67,18 +70,23 @@ std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32
     verdicts_before += layout.verdicts_out[s];
   }
   std::vector<Verdict> out(verdicts_before);
-  std::vector<float> merged;
+  const auto counts_of = [&](size_t j) { return std::span(layout.pairs).subspan(j * num_ranks, num_ranks); };
+  int64_t largest = 0;
+  for (size_t j = 0; j < layout.experts.size(); ++j)
+    if (owner[layout.experts[j]] == rank) largest = std::max(largest, Sum(counts_of(j)));
+  LRMOE_ASSIGN_OR_RETURN(const Buffer merged, arena.Take(largest * 4, "scores of an expert"));
+  LRMOE_ASSIGN_OR_RETURN(const Buffer scratch, arena.Take(largest * 4, "scores of an expert"));
   for (size_t j = 0; j < layout.experts.size(); ++j) {
     const int32_t e = layout.experts[j];
     if (owner[e] != rank) continue;
-    const std::span<const int64_t> counts = std::span(layout.pairs).subspan(j * num_ranks, num_ranks);
-    merged.clear();
+    const std::span<const int64_t> counts = counts_of(j);
+    auto end = merged.as<float>().begin();
     for (size_t s = 0; s < num_ranks; ++s) {
-      merged.insert(merged.end(), received.begin() + next_score[s],
-                    received.begin() + next_score[s] + counts[s]);
+      end = std::copy_n(received.begin() + next_score[s], counts[s], end);
       next_score[s] += counts[s];
     }
-    const std::vector<Verdict> verdicts = SelectExpert(merged, counts, quota[e]);
+    const std::vector<Verdict> verdicts =
+        SelectExpert({merged.as<float>().begin(), end}, counts, quota[e], scratch.as<uint32_t>());
     for (size_t s = 0; s < num_ranks; ++s)
       if (counts[s] > 0) out[next_verdict[s]++] = verdicts[s];
   }
@@ -88,8 +96,8 @@ std::vector<Verdict> JudgeOwned(const ScoreLayout& layout, std::span<const int32
 }  // namespace
 
 std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
-                                  int64_t quota) {
-  const kernels::TopK top = kernels::SelectTopK(scores, quota);
+                                  int64_t quota, std::span<uint32_t> scratch) {
+  const kernels::TopK top = kernels::SelectTopK(scores, quota, scratch);
   float dropped = 0;
   int64_t equal = 0;
   for (float score : scores) {
@@ -114,12 +122,13 @@ std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const
   return verdicts;
 }
 
-void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<uint8_t> kept) {
+void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<const int32_t> pair,
+              std::span<uint8_t> kept) {
   int32_t ties = verdict.ties;
   for (size_t i = 0; i < scores.size(); ++i) {
     const bool tied = scores[i] == verdict.threshold && ties > 0;
     ties -= tied;
-    kept[i] = scores[i] > verdict.threshold || tied;
+    kept[pair[i]] = scores[i] > verdict.threshold || tied;
   }
 }
 
@@ -130,7 +139,7 @@ std::vector<bool> SelectiveExperts(const LayerPlan& plan) {
   return out;
 }
 
-absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPlan& plan,
+absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, Arena& arena, const LayerPlan& plan,
                                                std::span<const int32_t> owner,
                                                std::span<const int32_t> pair_expert,
                                                std::span<const float> pair_score, std::span<uint8_t> kept) {
@@ -151,8 +160,10 @@ absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPl
     place[layout.experts[j]] = first_of[j] = total;
     total += layout.pairs[j * num_ranks + exchange.rank()];
   }
-  std::vector<float> scores(total);
-  std::vector<int32_t> order(total);
+  LRMOE_ASSIGN_OR_RETURN(const Buffer sorted_scores, arena.Take(total * 4, "scores by expert"));
+  LRMOE_ASSIGN_OR_RETURN(const Buffer sorted_pairs, arena.Take(total * 4, "pairs by expert"));
+  const auto scores = sorted_scores.as<float>();
+  const auto order = sorted_pairs.as<int32_t>();
   for (size_t p = 0; p < pair_expert.size(); ++p) {
     int64_t& next = place[pair_expert[p]];
     if (next < 0) continue;
@@ -160,31 +171,24 @@ absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPl
     order[next++] = static_cast<int32_t>(p);
   }
 
-  int64_t received_total = 0;
-  for (int64_t rows : layout.recv_rows) received_total += rows;
-  std::vector<float> received(received_total);
-  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", std::as_bytes(std::span(scores)), layout.send_rows,
-                                      std::as_writable_bytes(std::span(received)), layout.recv_rows,
-                                      sizeof(float)));
-  const std::vector<Verdict> out = JudgeOwned(layout, owner, exchange.rank(), plan.quota, received);
-  int64_t verdict_total = 0;
-  for (int64_t rows : layout.verdicts_in) verdict_total += rows;
-  std::vector<Verdict> in(verdict_total);
+  LRMOE_ASSIGN_OR_RETURN(const Buffer received, arena.Take(Sum(layout.recv_rows) * 4, "received scores"));
+  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", sorted_scores.bytes(), layout.send_rows,
+                                      received.bytes(), layout.recv_rows, sizeof(float)));
+  LRMOE_ASSIGN_OR_RETURN(const std::vector<Verdict> out,
+                         JudgeOwned(layout, arena, owner, exchange.rank(), plan.quota, received.as<float>()));
+  std::vector<Verdict> in(Sum(layout.verdicts_in));
   LRMOE_RETURN_IF_ERROR(exchange.Rows("backward thresholds", std::as_bytes(std::span(out)),
                                       layout.verdicts_out, std::as_writable_bytes(std::span(in)),
                                       layout.verdicts_in, sizeof(Verdict)));
 
-  std::vector<uint8_t> marks(total);
   size_t next_verdict = 0;
   for (size_t j : by_owner) {
     const int64_t pairs = layout.pairs[j * num_ranks + exchange.rank()];
     if (pairs == 0) continue;
     const Verdict& verdict = in[next_verdict++];
     dropped[layout.experts[j]] = verdict.dropped;
-    MarkKept(std::span(scores).subspan(first_of[j], pairs), verdict,
-             std::span(marks).subspan(first_of[j], pairs));
+    MarkKept(scores.subspan(first_of[j], pairs), verdict, order.subspan(first_of[j], pairs), kept);
   }
-  for (int64_t i = 0; i < total; ++i) kept[order[i]] = marks[i];
   return dropped;
 }
 

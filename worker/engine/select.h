@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan.h"
+#include "worker/engine/buffers.h"
 #include "worker/engine/exchange.h"
 
 namespace lrmoe::engine {
@@ -22,20 +23,22 @@ struct Verdict {
 };
 
 // Owner's part. `scores` of one expert's pairs: all sources one after another, counts[s] of source s, each in
-// (token, slot) order. Returns one verdict per source. 0 <= quota <= scores.size().
+// (token, slot) order. Returns one verdict per source. 0 <= quota <= scores.size() <= scratch.size().
 std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
-                                  int64_t quota);
+                                  int64_t quota, std::span<uint32_t> scratch);
 
-// Source's part: kept[i] = 1 for the scores its verdict keeps, 0 otherwise.
-void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<uint8_t> kept);
+// Source's part: kept[pair[i]] = 1 for the scores[i] its verdict keeps, 0 otherwise.
+void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<const int32_t> pair,
+              std::span<uint8_t> kept);
 
 // True when expert e keeps some of its pairs but not all: only then is anything scored or exchanged for it.
 std::vector<bool> SelectiveExperts(const LayerPlan& plan);
 
 // Collective. `pair_expert` and `pair_score` [P] of this source in (token, slot) order (scores of other
-// experts than the selective ones are ignored); fills `kept` [P]. Returns by expert [E] the largest score
+// experts than the selective ones are ignored); fills `kept` [P]. What it needs by pair comes from `arena`
+// (host memory; common/memory_model.h, "selection"). Returns by expert [E] the largest score
 // that no source kept, for the selective experts of this source's pairs; 0 for others.
-absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, const LayerPlan& plan,
+absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, Arena& arena, const LayerPlan& plan,
                                                std::span<const int32_t> owner,
                                                std::span<const int32_t> pair_expert,
                                                std::span<const float> pair_score, std::span<uint8_t> kept);

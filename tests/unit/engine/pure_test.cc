@@ -257,13 +257,15 @@ TEST_CASE("selection keeps the largest scores, ties to the lowest source and pai
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
     std::vector<uint8_t> expected(scores.size(), 0), actual(scores.size(), 9);
     for (int64_t i = 0; i < quota; ++i) expected[order[i]] = 1;
-    const std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota);
+    std::vector<uint32_t> scratch(scores.size());
+    const std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota, scratch);
     const float dropped = quota < static_cast<int64_t>(order.size()) ? scores[order[quota]] : 0.0F;
     size_t next = 0;
     for (int64_t s = 0; s < num_sources; ++s) {
       REQUIRE(verdicts[s].dropped == dropped);
-      MarkKept(std::span(scores).subspan(next, counts[s]), verdicts[s],
-               std::span(actual).subspan(next, counts[s]));
+      std::vector<int32_t> pair(counts[s]);
+      std::iota(pair.begin(), pair.end(), static_cast<int32_t>(next));
+      MarkKept(std::span(scores).subspan(next, counts[s]), verdicts[s], pair, actual);
       next += counts[s];
     }
     REQUIRE(actual == expected);

@@ -25,6 +25,11 @@ std::vector<char> KeptByThreshold(const std::vector<float>& scores, TopK top) {
   return kept;
 }
 
+TopK SelectTopK(const std::vector<float>& scores, int64_t k) {
+  std::vector<uint32_t> scratch(scores.size());
+  return kernels::SelectTopK(scores, k, scratch);
+}
+
 void CheckSelection(const std::vector<float>& scores, int64_t k) {
   CAPTURE(scores.size(), k);
   const TopK top = SelectTopK(scores, k);
