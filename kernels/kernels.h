@@ -38,6 +38,8 @@ enum class GemmKind : uint8_t {
   kPacked,          // C[rows, n] = A[rows, k] . B; B packed by PackWeights for n and k; A, B, C of type
 };
 
+class Interprocess;  // interprocess.h
+
 // A matrix of weights can be packed when both its sizes are multiples of this.
 inline constexpr int64_t kPackedMultiple = 64;
 
@@ -54,6 +56,8 @@ class Device {
   // Whether the memory at `pointer` is this device's.
   virtual bool Holds(const void* /*pointer*/) const { return true; }
   virtual int64_t memory_bytes() const { return INT64_MAX; }  // all there is of it; INT64_MAX: not known
+  // What it shares with other processes on the same device; lives as long as the device. Null: nothing.
+  virtual Interprocess* interprocess() { return nullptr; }
   virtual absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes);
   // Host to device, device to host, within the device. Host memory stays as it is and valid until Wait.
   virtual void Upload(void* dst, const void* src, int64_t bytes);

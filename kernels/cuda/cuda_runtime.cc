@@ -10,26 +10,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_interprocess.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/inventory.h"
 
 namespace lrmoe::kernels::cuda {
 namespace {
 
-absl::Status ToStatus(cudaError_t error, absl::string_view what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  const std::string message =
-      absl::StrCat(what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
-                                            : absl::InternalError(message);
-}
-
-#define LRMOE_CUDA_RETURN_IF_ERROR(call)                                                           \
-  do {                                                                                             \
-    if (absl::Status cuda_status = ToStatus((call), #call); !cuda_status.ok()) return cuda_status; \
-  } while (false)
-
-// The driver's functions, found at run time: nothing links libcuda, which only machines with a GPU have.
 struct Driver {
   PFN_cuMemGetAllocationGranularity_v10020 granularity = nullptr;
   PFN_cuMemAddressReserve_v10020 reserve = nullptr;
@@ -41,35 +29,16 @@ struct Driver {
   PFN_cuMemSetAccess_v10020 set_access = nullptr;
 };
 
-template <typename Function>
-absl::Status Find(const char* symbol, Function* function) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  LRMOE_CUDA_RETURN_IF_ERROR(
-      cudaGetDriverEntryPointByVersion(symbol, &found, 12000, cudaEnableDefault, &result));
-  if (result != cudaDriverEntryPointSuccess || found == nullptr)
-    return absl::FailedPreconditionError(absl::StrCat("the driver has no ", symbol));
-  *function = reinterpret_cast<Function>(found);
-  return absl::OkStatus();
-}
-
 absl::Status FindDriver(Driver* driver) {
-  absl::Status status = Find("cuMemGetAllocationGranularity", &driver->granularity);
-  status.Update(Find("cuMemAddressReserve", &driver->reserve));
-  status.Update(Find("cuMemAddressFree", &driver->free));
-  status.Update(Find("cuMemCreate", &driver->create));
-  status.Update(Find("cuMemRelease", &driver->release));
-  status.Update(Find("cuMemMap", &driver->map));
-  status.Update(Find("cuMemUnmap", &driver->unmap));
-  status.Update(Find("cuMemSetAccess", &driver->set_access));
+  absl::Status status = FindDriverFunction("cuMemGetAllocationGranularity", &driver->granularity);
+  status.Update(FindDriverFunction("cuMemAddressReserve", &driver->reserve));
+  status.Update(FindDriverFunction("cuMemAddressFree", &driver->free));
+  status.Update(FindDriverFunction("cuMemCreate", &driver->create));
+  status.Update(FindDriverFunction("cuMemRelease", &driver->release));
+  status.Update(FindDriverFunction("cuMemMap", &driver->map));
+  status.Update(FindDriverFunction("cuMemUnmap", &driver->unmap));
+  status.Update(FindDriverFunction("cuMemSetAccess", &driver->set_access));
   return status;
-}
-
-absl::Status ToStatus(CUresult result, absl::string_view what) {
-  if (result == CUDA_SUCCESS) return absl::OkStatus();
-  const std::string message = absl::StrCat(what, ": CUDA driver error ", static_cast<int>(result));
-  return result == CUDA_ERROR_OUT_OF_MEMORY ? absl::ResourceExhaustedError(message)
-                                            : absl::InternalError(message);
 }
 
 int64_t RoundUp(int64_t value, int64_t step) {
@@ -121,6 +90,10 @@ class CudaRuntime : public Runtime {
     memory_bytes_ = static_cast<int64_t>(properties.totalGlobalMem);
     LRMOE_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     if (absl::Status status = FindDriver(&driver_); !status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<CudaInterprocess>> interprocess =
+        CudaInterprocess::Create(ordinal_, stream_);
+    if (!interprocess.ok()) return interprocess.status();
+    interprocess_ = *std::move(interprocess);
     const CUmemAllocationProp wanted = Property();
     size_t granularity = 0;
     absl::Status status = ToStatus(
@@ -146,7 +119,8 @@ class CudaRuntime : public Runtime {
   bool Holds(const void* pointer) const override {
     for (const DeviceMemory* range : ranges_)
       if (range->Has(pointer)) return true;
-    // Another process's tensors, or PyTorch's of this one.
+    if (interprocess_->Holds(pointer)) return true;
+    // PyTorch's of this process, say.
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
       (void)cudaGetLastError();
@@ -195,8 +169,10 @@ class CudaRuntime : public Runtime {
 
   absl::Status Synchronize() override {
     if (absl::Status current = MakeCurrent(); !current.ok()) return current;
+    if (absl::Status fired = interprocess_->WaitForEvents(); !fired.ok()) return fired;
     return ToStatus(cudaStreamSynchronize(stream_), "waiting for the device");
   }
+  Interprocess& interprocess() override { return *interprocess_; }
 
   void Forget(const DeviceMemory* range) { std::erase(ranges_, range); }
 
@@ -207,6 +183,7 @@ class CudaRuntime : public Runtime {
   int64_t granularity_ = 0;
   cudaStream_t stream_ = nullptr;
   Driver driver_;
+  std::unique_ptr<CudaInterprocess> interprocess_;
   std::vector<const DeviceMemory*> ranges_;
 };
 

@@ -31,6 +31,7 @@ class CudaDevice : public Device {
   absl::string_view gemm_path() const override { return path_; }
   bool Holds(const void* pointer) const override { return runtime_->Holds(pointer); }
   int64_t memory_bytes() const override { return runtime_->memory_bytes(); }
+  Interprocess* interprocess() override { return &runtime_->interprocess(); }
   absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) override { return runtime_->Reserve(bytes); }
 
   void Upload(void* dst, const void* src, int64_t bytes) override {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/cuda/passes.h"
+#include "kernels/interprocess.h"
 #include "kernels/kernels.h"
 #include "kernels/memory.h"
 
@@ -18,7 +19,8 @@ namespace lrmoe::kernels::cuda {
 enum class Direction : uint8_t { kToDevice, kToHost, kWithin };
 
 // Threads: one at a time, whichever it is. Errors: Internal with CUDA's name of the error; ResourceExhausted
-// when memory is short.
+// when memory is short; of Synchronize also DeadlineExceeded when an awaited event of another process did not
+// fire.
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -28,6 +30,7 @@ class Runtime {
   // Everything is enqueued on this one.
   virtual Stream stream() const = 0;
   virtual int64_t memory_bytes() const = 0;
+  // Memory of its own, or opened by interprocess().
   virtual bool Holds(const void* pointer) const = 0;
   virtual absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) = 0;
   // Host memory that the device copies without a detour; all of it usable at once.
@@ -37,6 +40,7 @@ class Runtime {
   // Calls `enqueue`, which launches kernels or GEMMs on stream(), with this device current in the thread.
   virtual absl::Status Launch(absl::FunctionRef<absl::Status()> enqueue) = 0;
   virtual absl::Status Synchronize() = 0;
+  virtual Interprocess& interprocess() = 0;
 };
 
 // Grouped GEMM on a stream; see Device::GroupedGemm. Empty groups do not reach it.

@@ -15,6 +15,7 @@
 #include "common/check.h"
 #include "kernels/cuda/device.h"
 #include "tests/support/cuda_emulator.h"
+#include "tests/support/emulated_ipc.h"
 
 namespace lrmoe::emulator {
 namespace {
@@ -27,6 +28,13 @@ constexpr int64_t kPage = 4096;
 
 std::atomic<int64_t> g_work{0};
 
+// Of a device of its own, 16 bytes.
+std::string NextUuid() {
+  static std::atomic<uint64_t> devices{0};
+  const uint64_t parts[] = {0x64657461'6c756d65, ++devices};
+  return {reinterpret_cast<const char*>(parts), sizeof(parts)};
+}
+
 [[noreturn]] void Misuse(const char* what) {
   std::fprintf(stderr, "emulated cuda: %s\n", what);
   std::abort();
@@ -35,7 +43,11 @@ std::atomic<int64_t> g_work{0};
 // One range of device memory. Closed to everybody but while it is opened.
 class Region {
  public:
-  Region(std::byte* base, int64_t capacity) : base_(base), capacity_(capacity) {}
+  // The first `committed` bytes hold something already.
+  Region(std::byte* base, int64_t capacity, int64_t committed = 0)
+      : base_(base), capacity_(capacity), committed_(committed) {
+    Protect();
+  }
 
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
@@ -67,8 +79,8 @@ class Region {
   std::byte* const base_;
   const int64_t capacity_;
   std::mutex mutex_;
-  int64_t committed_ = 0;  // mutex_
-  int open_ = 0;           // mutex_
+  int64_t committed_;  // mutex_
+  int open_ = 0;       // mutex_
 };
 
 // Every range of every device, for CopyAnywhere.
@@ -83,9 +95,11 @@ Regions& AllRegions() {
 
 class EmulatedRuntime;
 
+// `capacity` bytes of addresses that `mapping` keeps. The first `committed` of them hold something already.
 class DeviceMemory : public Memory {
  public:
-  DeviceMemory(EmulatedRuntime* runtime, std::unique_ptr<Memory> addresses);
+  DeviceMemory(EmulatedRuntime* runtime, std::shared_ptr<const void> mapping, std::span<std::byte> addresses,
+               int64_t committed = 0);
   ~DeviceMemory() override;
   absl::Status Commit(int64_t end) override {
     if (end > capacity()) return absl::ResourceExhaustedError(absl::StrCat(end, " bytes of ", capacity()));
@@ -95,11 +109,11 @@ class DeviceMemory : public Memory {
 
  private:
   EmulatedRuntime* const runtime_;
-  const std::unique_ptr<Memory> addresses_;
+  const std::shared_ptr<const void> mapping_;
   Region region_;
 };
 
-class EmulatedRuntime : public kernels::cuda::Runtime {
+class EmulatedRuntime : public kernels::cuda::Runtime, public kernels::Interprocess {
  public:
   ~EmulatedRuntime() override { LRMOE_CHECK(regions_.empty()); }
 
@@ -114,7 +128,8 @@ class EmulatedRuntime : public kernels::cuda::Runtime {
       return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes of device memory"));
     absl::StatusOr<std::unique_ptr<Memory>> addresses = kernels::ReserveHostMemory(bytes + kPage);
     if (!addresses.ok()) return addresses.status();
-    return std::make_unique<DeviceMemory>(this, *std::move(addresses));
+    const std::span<std::byte> usable((*addresses)->base(), (*addresses)->capacity() - kPage);
+    return std::make_unique<DeviceMemory>(this, *std::move(addresses), usable);
   }
   absl::StatusOr<std::unique_ptr<Memory>> AllocatePinned(int64_t bytes) override {
     absl::StatusOr<std::unique_ptr<Memory>> memory = kernels::ReserveHostMemory(bytes);
@@ -141,7 +156,35 @@ class EmulatedRuntime : public kernels::cuda::Runtime {
     for (Region* region : regions_) region->Open();
     queue_.Drain();
     for (Region* region : regions_) region->Close();
-    return absl::OkStatus();
+    return overdue_;
+  }
+  kernels::Interprocess& interprocess() override { return *this; }
+
+  const std::string& uuid() const override { return uuid_; }
+  absl::StatusOr<std::unique_ptr<Memory>> OpenMemory(absl::string_view handle, int64_t bytes) override {
+    absl::StatusOr<std::shared_ptr<SharedFile>> file = SharedFile::Open(handle);
+    if (!file.ok()) return file.status();
+    const auto size = static_cast<int64_t>((*file)->memory().size());
+    if (bytes < 1 || bytes > size)
+      return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes, ", allowed are 1..", size));
+    const std::span<std::byte> memory = (*file)->memory().first(bytes);
+    return std::make_unique<DeviceMemory>(this, *std::move(file), memory, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<kernels::SharedEvent>> OpenEvent(absl::string_view handle) override;
+  absl::StatusOr<std::unique_ptr<kernels::SharedEvent>> MakeEvent() override;
+
+  void Await(const std::shared_ptr<SharedFile>& event, std::chrono::milliseconds limit) {
+    queue_.Add([this, event, number = event->recorded(), limit] {
+      if (event->WaitUntilFired(number, overdue_.ok() ? limit : limit.zero())) return;
+      overdue_ = absl::DeadlineExceededError(
+          absl::StrCat("the event of another process did not fire within ", limit.count(), " ms"));
+    });
+  }
+  // A device gets there by itself; here only when it is made to.
+  absl::Status Record(const std::shared_ptr<SharedFile>& event) {
+    event->Record();
+    queue_.Add([event] { event->Fire(); });
+    return Synchronize();
   }
 
   void Add(Region* region) { regions_.push_back(region); }
@@ -151,14 +194,41 @@ class EmulatedRuntime : public kernels::cuda::Runtime {
   }
 
  private:
+  const std::string uuid_ = NextUuid();
   mutable StreamQueue queue_;
   std::vector<Region*> regions_;
+  absl::Status overdue_;
 };
 
-DeviceMemory::DeviceMemory(EmulatedRuntime* runtime, std::unique_ptr<Memory> addresses)
+class EmulatedEvent final : public kernels::SharedEvent {
+ public:
+  EmulatedEvent(EmulatedRuntime* runtime, std::shared_ptr<SharedFile> file)
+      : SharedEvent(file->handle()), runtime_(runtime), file_(std::move(file)) {}
+  absl::Status Record() override { return runtime_->Record(file_); }
+  absl::Status Await(std::chrono::milliseconds limit) override {
+    runtime_->Await(file_, limit);
+    return absl::OkStatus();
+  }
+
+ private:
+  EmulatedRuntime* const runtime_;
+  const std::shared_ptr<SharedFile> file_;
+};
+
+absl::StatusOr<std::unique_ptr<kernels::SharedEvent>> EmulatedRuntime::OpenEvent(absl::string_view handle) {
+  absl::StatusOr<std::shared_ptr<SharedFile>> file = SharedFile::Open(handle);
+  if (!file.ok()) return file.status();
+  return std::make_unique<EmulatedEvent>(this, *std::move(file));
+}
+absl::StatusOr<std::unique_ptr<kernels::SharedEvent>> EmulatedRuntime::MakeEvent() {
+  return std::make_unique<EmulatedEvent>(this, SharedFile::Create(0));
+}
+
+DeviceMemory::DeviceMemory(EmulatedRuntime* runtime, std::shared_ptr<const void> mapping,
+                           std::span<std::byte> addresses, int64_t committed)
     : runtime_(runtime),
-      addresses_(std::move(addresses)),
-      region_(addresses_->base(), addresses_->capacity() - kPage) {
+      mapping_(std::move(mapping)),
+      region_(addresses.data(), static_cast<int64_t>(addresses.size()), committed) {
   base_ = region_.base();
   capacity_ = region_.capacity();
   runtime_->Add(&region_);

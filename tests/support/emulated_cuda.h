@@ -15,7 +15,7 @@
 
 namespace lrmoe::emulator {
 
-// Devices of one process are apart: none can reach another's memory.
+// Devices of one process are apart: none can reach another's memory, but for what emulated_ipc.h shares.
 std::unique_ptr<kernels::Device> MakeEmulatedDevice();
 // The part of one below the device: memory and a stream.
 std::unique_ptr<kernels::cuda::Runtime> MakeEmulatedRuntime();
