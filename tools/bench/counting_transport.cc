@@ -20,6 +20,14 @@ absl::Status CountingTransport::AllToAllV(const transport::Call& call, std::span
   return inner_->AllToAllV(call, send, send_bytes, recv, recv_bytes);
 }
 
+absl::StatusOr<transport::Ticket> CountingTransport::StartAllToAllV(const transport::Call& call,
+                                                                    transport::SendParts send,
+                                                                    transport::RecvParts recv) {
+  for (int32_t peer = 0; peer < size(); ++peer)
+    if (peer != rank()) Count(call, static_cast<int64_t>(send[peer].size()));
+  return inner_->StartAllToAllV(call, send, recv);
+}
+
 absl::Status CountingTransport::AllGather(const transport::Call& call, std::span<const std::byte> send,
                                           std::span<std::byte> recv) {
   CountToAll(call, send.size());

@@ -20,6 +20,12 @@ class CountingTransport : public transport::Transport {
 
   int32_t rank() const override { return inner_->rank(); }
   int32_t size() const override { return inner_->size(); }
+  absl::StatusOr<transport::Ticket> StartAllToAllV(const transport::Call& call, transport::SendParts send,
+                                                   transport::RecvParts recv) override;
+  absl::StatusOr<std::chrono::steady_clock::time_point> Finish(transport::Ticket ticket,
+                                                               Deadline deadline) override {
+    return inner_->Finish(ticket, deadline);
+  }
   absl::Status AllToAllV(const transport::Call& call, std::span<const std::byte> send,
                          std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                          std::span<const int64_t> recv_bytes) override;

@@ -48,7 +48,7 @@ BANNED_IN_PURE = re.compile(
 
 # Third-party header -> the only files that may include it, each a whole file or a folder.
 ONLY_IN = [
-    (re.compile(r"^mpi\.h$"), ("worker/transport/mpi.cc",)),
+    (re.compile(r"^mpi\.h$"), ("worker/transport/mpi.cc", "worker/transport/mpi_transport.")),
     (re.compile(r"^nccl\.h$"), ("worker/transport/nccl.cc",)),
     (re.compile(r"^cairo"), ("tools/sim/png.cc",)),
     (re.compile(r"^(dnnl|oneapi/dnnl/)"), ("kernels/", "tests/unit/kernels/")),

@@ -66,6 +66,27 @@ absl::Status CheckAllToAllV(const Call& call, int32_t rank, int32_t num_ranks,
   return absl::OkStatus();
 }
 
+absl::Status CheckStart(const Call& call, int32_t rank, int32_t num_ranks, SendParts send, RecvParts recv,
+                        int started) {
+  const auto wanted = static_cast<size_t>(num_ranks);
+  if (send.size() != wanted || recv.size() != wanted) {
+    const bool sending = send.size() != wanted;
+    return absl::InvalidArgumentError(absl::StrCat(Where(call, rank), ": ", sending ? "send" : "recv",
+                                                   " has ", sending ? send.size() : recv.size(),
+                                                   " parts, must have one per rank: ", num_ranks));
+  }
+  if (send[rank].size() != recv[rank].size()) {
+    return absl::InvalidArgumentError(absl::StrCat(Where(call, rank), ": send[", rank, "] has ",
+                                                   send[rank].size(), " bytes to itself, must equal recv[",
+                                                   rank, "]: ", recv[rank].size()));
+  }
+  if (started >= kMaxStarted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Where(call, rank), ": ", started, " exchanges are started and not finished; allowed: ", kMaxStarted));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAllGather(const Call& call, int32_t rank, int32_t num_ranks, size_t send_bytes,
                             size_t recv_bytes) {
   if (recv_bytes / num_ranks != send_bytes || recv_bytes % num_ranks != 0) {
@@ -74,6 +95,18 @@ absl::Status CheckAllGather(const Call& call, int32_t rank, int32_t num_ranks, s
                                                    " ranks"));
   }
   return absl::OkStatus();
+}
+
+absl::Status Transport::AllToAllV(const Call& call, std::span<const std::byte> send,
+                                  std::span<const int64_t> send_bytes, std::span<std::byte> recv,
+                                  std::span<const int64_t> recv_bytes) {
+  LRMOE_RETURN_IF_ERROR(CheckAllToAllV(call, rank(), size(), send, send_bytes, recv, recv_bytes));
+  std::vector<std::span<const std::byte>> send_parts;
+  std::vector<std::span<std::byte>> recv_parts;
+  Split(send, send_bytes, send_parts);
+  Split(recv, recv_bytes, recv_parts);
+  LRMOE_ASSIGN_OR_RETURN(const Ticket ticket, StartAllToAllV(call, send_parts, recv_parts));
+  return Finish(ticket, call.deadline).status();
 }
 
 absl::Status CheckRoot(const Call& call, int32_t rank, int32_t num_ranks, int32_t root) {

@@ -30,9 +30,22 @@ absl::Status CheckSizes(const Call& call, int32_t rank, absl::string_view what,
 absl::Status CheckAllToAllV(const Call& call, int32_t rank, int32_t num_ranks,
                             std::span<const std::byte> send, std::span<const int64_t> send_bytes,
                             std::span<const std::byte> recv, std::span<const int64_t> recv_bytes);
+// As many parts as ranks in each direction, own parts that agree, and room for one more beside `started`.
+absl::Status CheckStart(const Call& call, int32_t rank, int32_t num_ranks, SendParts send, RecvParts recv,
+                        int started);
 absl::Status CheckAllGather(const Call& call, int32_t rank, int32_t num_ranks, size_t send_bytes,
                             size_t recv_bytes);
 absl::Status CheckRoot(const Call& call, int32_t rank, int32_t num_ranks, int32_t root);
+
+// The parts of a buffer whose sizes were checked.
+template <typename Byte>
+void Split(std::span<Byte> buffer, std::span<const int64_t> sizes, std::vector<std::span<Byte>>& parts) {
+  parts.clear();
+  for (int64_t size : sizes) {
+    parts.push_back(buffer.first(size));
+    buffer = buffer.subspan(size);
+  }
+}
 
 // accumulator[i] = accumulator[i] (reduction) values[i]. Integers wrap; a NaN on either side gives NaN.
 void Accumulate(Reduction reduction, std::span<int64_t> accumulator, const int64_t* values);

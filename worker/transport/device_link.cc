@@ -26,18 +26,18 @@ class LinkedTransport : public Transport {
   int32_t rank() const override { return control_->rank(); }
   int32_t size() const override { return control_->size(); }
 
-  absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
-                         std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                         std::span<const int64_t> recv_bytes) override {
-    LRMOE_RETURN_IF_ERROR(CheckAllToAllV(call, rank(), size(), send, send_bytes, recv, recv_bytes));
-    const Place from = PlaceOf(send), to = PlaceOf(recv);
+  absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) override {
+    LRMOE_RETURN_IF_ERROR(CheckStart(call, rank(), size(), send, recv, started_));
+    Place from = Place::kNowhere, to = Place::kNowhere;
+    LRMOE_RETURN_IF_ERROR(FindPlace(call, "send", send, from));
+    LRMOE_RETURN_IF_ERROR(FindPlace(call, "recv", recv, to));
     if (from != to && from != Place::kNowhere && to != Place::kNowhere)
       return absl::InvalidArgumentError(absl::StrCat(Where(call, rank()), ": send lies in ",
                                                      Name(static_cast<int64_t>(from)), ", recv in ",
                                                      Name(static_cast<int64_t>(to))));
     std::vector<int64_t> mine{static_cast<int64_t>(std::max(from, to))};
-    mine.insert(mine.end(), send_bytes.begin(), send_bytes.end());
-    mine.insert(mine.end(), recv_bytes.begin(), recv_bytes.end());
+    for (const auto& part : send) mine.push_back(static_cast<int64_t>(part.size()));
+    for (const auto& part : recv) mine.push_back(static_cast<int64_t>(part.size()));
     std::vector<int64_t> all(mine.size() * size());
     LRMOE_RETURN_IF_ERROR(
         control_->AllGather(call, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
@@ -49,10 +49,24 @@ class LinkedTransport : public Transport {
     }
     bool device = false;
     for (int32_t r = 0; r < size(); ++r) device |= PlaceIn(all, r) == static_cast<int64_t>(Place::kDevice);
-    if (!device) return control_->AllToAllV(call, send, send_bytes, recv, recv_bytes);
-    absl::Status status = link_->AllToAllV(call, send, send_bytes, recv, recv_bytes);
-    if (!status.ok()) control_->Abort(status.message());
-    return status;
+    absl::StatusOr<Ticket> inner =
+        device ? link_->Start(call, send, recv) : control_->StartAllToAllV(call, send, recv);
+    if (!inner.ok()) {
+      if (device) control_->Abort(inner.status().message());
+      return inner.status();
+    }
+    ++started_;
+    return Ticket{static_cast<int64_t>(*inner) * 2 + (device ? 1 : 0)};
+  }
+
+  absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
+    --started_;
+    const auto number = static_cast<int64_t>(ticket);
+    const Ticket inner{number / 2};
+    if (number % 2 == 0) return control_->Finish(inner, deadline);
+    auto done = link_->Finish(inner, deadline);
+    if (!done.ok()) control_->Abort(done.status().message());
+    return done;
   }
 
   absl::Status AllGather(const Call& call, std::span<const std::byte> send,
@@ -76,9 +90,18 @@ class LinkedTransport : public Transport {
   }
 
  private:
-  Place PlaceOf(std::span<const std::byte> buffer) const {
-    if (buffer.empty()) return Place::kNowhere;
-    return link_->Holds(buffer.data()) ? Place::kDevice : Place::kHost;
+  // Where the parts lie that are not empty; all in one place.
+  template <typename Parts>
+  absl::Status FindPlace(const Call& call, absl::string_view what, const Parts& parts, Place& place) const {
+    for (const auto& part : parts) {
+      if (part.empty()) continue;
+      const Place here = link_->Holds(part.data()) ? Place::kDevice : Place::kHost;
+      if (place != Place::kNowhere && place != here)
+        return absl::InvalidArgumentError(
+            absl::StrCat(Where(call, rank()), ": ", what, " lies partly in device memory"));
+      place = here;
+    }
+    return absl::OkStatus();
   }
   size_t Width() const { return 1 + 2 * static_cast<size_t>(size()); }
   int64_t PlaceIn(const std::vector<int64_t>& all, int32_t r) const { return all[r * Width()]; }
@@ -101,6 +124,7 @@ class LinkedTransport : public Transport {
 
   const std::unique_ptr<Transport> control_;
   const std::unique_ptr<DeviceLink> link_;
+  int started_ = 0;
 };
 
 }  // namespace

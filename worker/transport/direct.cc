@@ -55,27 +55,42 @@ void DirectTransport::Gather(Kind kind, const std::byte* block, std::byte* block
   messages_.own_bytes = bytes;
 }
 
+absl::Status DirectTransport::Exchange(const Call& call, const Messages& messages) {
+  LRMOE_ASSIGN_OR_RETURN(const Ticket ticket, Start(call, messages, true));
+  return Finish(ticket, call.deadline).status();
+}
+
+void DirectTransport::SetParts(SendParts send, RecvParts recv) {
+  Clear(Kind::kAllToAllV);
+  for (int32_t peer = 0; peer < size_; ++peer) {
+    const auto sent = static_cast<int64_t>(send[peer].size());
+    const auto received = static_cast<int64_t>(recv[peer].size());
+    if (peer == rank_) {
+      messages_.own_from = send[peer].data();
+      messages_.own_to = recv[peer].data();
+      messages_.own_bytes = sent;
+    } else {
+      // Nothing is sent for nothing: both sides know the sizes.
+      if (sent > 0) messages_.sends.push_back({peer, send[peer].data(), sent});
+      if (received > 0) messages_.receives.push_back({peer, recv[peer].data(), received});
+    }
+  }
+}
+
 absl::Status DirectTransport::AllToAllV(const Call& call, std::span<const std::byte> send,
                                         std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                                         std::span<const int64_t> recv_bytes) {
   LRMOE_RETURN_IF_ERROR(CheckAllToAllV(call, rank_, size_, send, send_bytes, recv, recv_bytes));
-  Clear(Kind::kAllToAllV);
-  const std::byte* from = send.data();
-  std::byte* to = recv.data();
-  for (int32_t peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) {
-      messages_.own_from = from;
-      messages_.own_to = to;
-      messages_.own_bytes = send_bytes[peer];
-    } else {
-      // Nothing is sent for nothing: both sides know the sizes.
-      if (send_bytes[peer] > 0) messages_.sends.push_back({peer, from, send_bytes[peer]});
-      if (recv_bytes[peer] > 0) messages_.receives.push_back({peer, to, recv_bytes[peer]});
-    }
-    if (send_bytes[peer] > 0) from += send_bytes[peer];
-    if (recv_bytes[peer] > 0) to += recv_bytes[peer];
-  }
+  Split(send, send_bytes, send_parts_);
+  Split(recv, recv_bytes, recv_parts_);
+  SetParts(send_parts_, recv_parts_);
   return Exchange(call, messages_);
+}
+
+absl::StatusOr<Ticket> DirectTransport::StartAllToAllV(const Call& call, SendParts send, RecvParts recv) {
+  LRMOE_RETURN_IF_ERROR(CheckStart(call, rank_, size_, send, recv, num_started()));
+  SetParts(send, recv);
+  return Start(call, messages_, false);
 }
 
 absl::Status DirectTransport::AllGather(const Call& call, std::span<const std::byte> send,

@@ -1,5 +1,5 @@
 // The collective operations by one message to and from each peer, over whatever can send messages: what a
-// backend writes is Exchange and Abort. One hop, and who is missing is known exactly; at the few hundred
+// backend writes is Start, Finish and Abort. One hop, and who is missing is known exactly; at the few hundred
 // bytes and tens of ranks the small operations are used for, that beats trees. Large reductions go in slices.
 #pragma once
 
@@ -19,6 +19,7 @@ class DirectTransport : public Transport {
   absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
                          std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                          std::span<const int64_t> recv_bytes) final;
+  absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) final;
   absl::Status AllGather(const Call& call, std::span<const std::byte> send, std::span<std::byte> recv) final;
   absl::Status AllReduce(const Call& call, std::span<int64_t> values, Reduction reduction) final;
   absl::Status AllReduce(const Call& call, std::span<double> values, Reduction reduction) final;
@@ -44,7 +45,7 @@ class DirectTransport : public Transport {
     Kind kind = Kind::kBarrier;
     std::vector<Send> sends;
     std::vector<Receive> receives;
-    // The part that stays here, copied while the others travel.
+    // The part that stays here, copied when the others are on their way.
     const std::byte* own_from = nullptr;
     std::byte* own_to = nullptr;
     int64_t own_bytes = 0;
@@ -52,14 +53,19 @@ class DirectTransport : public Transport {
 
   DirectTransport(int32_t rank, int32_t size) : rank_(rank), size_(size) {}
 
-  // Returns when everything was received and the send buffers are free, or with an error of the contract.
-  virtual absl::Status Exchange(const Call& call, const Messages& messages) = 0;
+  // Sends messages on their way, with errors of the contract. The backend's Finish waits for them. waits: it
+  // is called next, so nobody else needs to see to them meanwhile.
+  virtual absl::StatusOr<Ticket> Start(const Call& call, const Messages& messages, bool waits) = 0;
+  virtual int num_started() const = 0;  // and not finished
 
   // For a backend whose epoch died: a transfer may still be reading what lies here.
   std::vector<std::byte>& scratch() { return scratch_; }
 
  private:
+  // Returns when everything was received and the send buffers are free.
+  absl::Status Exchange(const Call& call, const Messages& messages);
   void Clear(Kind kind);
+  void SetParts(SendParts send, RecvParts recv);
   // To and from each peer one block; empty ones too: arrival is the message.
   void Gather(Kind kind, const std::byte* block, std::byte* blocks, int64_t bytes);
   template <typename T>
@@ -69,6 +75,8 @@ class DirectTransport : public Transport {
   const int32_t size_;
   // Of the thread that calls the operations; members to be allocated once.
   Messages messages_;
+  std::vector<std::span<const std::byte>> send_parts_;
+  std::vector<std::span<std::byte>> recv_parts_;
   std::vector<std::byte> scratch_;
 };
 

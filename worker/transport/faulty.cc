@@ -1,6 +1,7 @@
 #include "worker/transport/faulty.h"
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/random.h"
+#include "common/status_macros.h"
 #include "worker/transport/contract.h"
 
 namespace lrmoe::transport {
@@ -27,6 +29,29 @@ class FaultyTransport : public Transport {
                          std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                          std::span<const int64_t> recv_bytes) override {
     return Run(call, [&] { return inner_->AllToAllV(call, send, send_bytes, recv, recv_bytes); });
+  }
+  absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) override {
+    Ticket ticket{};
+    LRMOE_RETURN_IF_ERROR(Run(call, [&]() -> absl::Status {
+      LRMOE_ASSIGN_OR_RETURN(ticket, inner_->StartAllToAllV(call, send, recv));
+      return absl::OkStatus();
+    }));
+    started_.emplace(ticket, call);
+    return ticket;
+  }
+  // An operation like others for faults. After a hang the inner exchange stays as it is: this rank never
+  // arrives.
+  absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
+    Call call = started_.extract(ticket).mapped();
+    call.deadline = deadline;
+    absl::StatusOr<std::chrono::steady_clock::time_point> done = absl::UnknownError("not run");
+    const absl::Status status = Run(call, [&] {
+      done = inner_->Finish(ticket, deadline);
+      return done.status();
+    });
+    if (!status.ok() && !hung_ && absl::IsUnknown(done.status())) (void)inner_->Finish(ticket, deadline);
+    LRMOE_RETURN_IF_ERROR(status);
+    return done;
   }
   absl::Status AllGather(const Call& call, std::span<const std::byte> send,
                          std::span<std::byte> recv) override {
@@ -91,8 +116,9 @@ class FaultyTransport : public Transport {
 
   const std::unique_ptr<Transport> inner_;
   const FaultPlan plan_;
-  int64_t operation_idx_ = 0;  // of the calling thread
-  bool hung_ = false;          // of the calling thread
+  int64_t operation_idx_ = 0;       // of the calling thread
+  bool hung_ = false;               // of the calling thread
+  std::map<Ticket, Call> started_;  // of the calling thread
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,5 +1,7 @@
 #include "worker/transport/inproc.h"
 
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -14,6 +16,8 @@
 
 namespace lrmoe::transport {
 namespace {
+
+using std::chrono::steady_clock;
 
 enum class Kind : uint8_t { kAllToAllV, kAllGather, kAllReduceInt, kAllReduceDouble, kBroadcast, kBarrier };
 
@@ -41,9 +45,10 @@ struct Offer {
   Kind kind = Kind::kBarrier;
   absl::string_view operation;
   const std::byte* send = nullptr;
-  int64_t bytes = 0;                                // of `send`; of the block, the values or the buffer
-  int32_t argument = 0;                             // root or reduction
-  std::span<const int64_t> send_bytes, recv_bytes;  // AllToAllV
+  int64_t bytes = 0;     // of `send`; of the block, the values or the buffer
+  int32_t argument = 0;  // root or reduction
+  SendParts send_parts;  // AllToAllV
+  RecvParts recv_parts;
 };
 
 // The ranks meet here once per operation. A round has two halves: all ranks arrive; all ranks copy, outside
@@ -72,6 +77,11 @@ class Group {
     // copy.
     changed_.wait(lock, [&] { return copied_round_ >= round; });
     return absl::OkStatus();
+  }
+
+  absl::Status CheckAlive(const Call& call, int32_t rank) {
+    std::lock_guard lock(mutex_);
+    return dead_ ? EpochIsDead(call, rank, *dead_) : absl::OkStatus();
   }
 
   void Abort(const std::string& reason) {
@@ -156,10 +166,11 @@ class Group {
     if (first.kind != Kind::kAllToAllV) return "";
     for (int32_t from = 0; from < size_; ++from) {
       for (int32_t to = 0; to < size_; ++to) {
-        if (offers_[from].send_bytes[to] == offers_[to].recv_bytes[from]) continue;
-        return absl::StrCat("ranks disagree about AllToAllV: rank ", from, " sends ",
-                            offers_[from].send_bytes[to], " bytes to rank ", to, ", which expects ",
-                            offers_[to].recv_bytes[from]);
+        const size_t sent = offers_[from].send_parts[to].size(),
+                     expected = offers_[to].recv_parts[from].size();
+        if (sent == expected) continue;
+        return absl::StrCat("ranks disagree about AllToAllV: rank ", from, " sends ", sent, " bytes to rank ",
+                            to, ", which expects ", expected);
       }
     }
     return "";
@@ -200,29 +211,39 @@ class InprocTransport : public Transport {
                          std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                          std::span<const int64_t> recv_bytes) override {
     LRMOE_RETURN_IF_ERROR(CheckAllToAllV(call, rank_, size(), send, send_bytes, recv, recv_bytes));
-    Offer offer{.kind = Kind::kAllToAllV, .operation = call.operation, .send = send.data()};
-    offer.send_bytes = send_bytes;
-    offer.recv_bytes = recv_bytes;
-    absl::Status copied;
-    absl::Status met = Meet(call, offer, [&] {
-      std::byte* to = recv.data();
-      for (int32_t peer = 0; peer < size(); ++peer) {
-        const Offer& theirs = group_->offer(peer);
-        int64_t offset = 0;
-        for (int32_t before = 0; before < rank_; ++before) offset += theirs.send_bytes[before];
-        if (recv_bytes[peer] == 0) continue;  // `send` may be null there
-        if (!copy_)
-          Copy(to, theirs.send + offset, recv_bytes[peer]);
-        else if (copied.ok())
-          copied = copy_(to, theirs.send + offset, recv_bytes[peer]);
-        to += recv_bytes[peer];
-      }
-    });
-    if (met.ok() && !copied.ok()) {
-      Abort(copied.message());
-      return EpochIsDead(call, rank_, copied.message());
-    }
-    return met;
+    Split(send, send_bytes, send_parts_);
+    Split(recv, recv_bytes, recv_parts_);
+    MeetStarted(last_ticket_, call.deadline);
+    return MeetParts(call, send_parts_, recv_parts_);
+  }
+
+  // Nothing moves before the end: the ranks meet when one of them must go on. So every byte that is touched
+  // too early, on either side, shows.
+  absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) override {
+    const auto started =
+        std::count_if(started_.begin(), started_.end(), [](const Started& s) { return s.open; });
+    LRMOE_RETURN_IF_ERROR(CheckStart(call, rank_, size(), send, recv, static_cast<int>(started)));
+    LRMOE_RETURN_IF_ERROR(group_->CheckAlive(call, rank_));
+    Started& free = *std::find_if(started_.begin(), started_.end(), [](const Started& s) { return !s.open; });
+    free.ticket = ++last_ticket_;
+    free.open = true;
+    free.met = false;
+    free.call = call;
+    free.send.assign(send.begin(), send.end());
+    free.recv.assign(recv.begin(), recv.end());
+    return Ticket{free.ticket};
+  }
+
+  absl::StatusOr<steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
+    const auto number = static_cast<int64_t>(ticket);
+    const auto one = std::find_if(started_.begin(), started_.end(),
+                                  [&](const Started& s) { return s.open && s.ticket == number; });
+    LRMOE_CHECK(one != started_.end());
+    MeetStarted(number, deadline);
+    one->open = false;
+    LRMOE_RETURN_IF_ERROR(one->status);
+    LRMOE_RETURN_IF_ERROR(group_->CheckAlive(one->call, rank_));
+    return one->done;
   }
 
   absl::Status AllGather(const Call& call, std::span<const std::byte> send,
@@ -267,7 +288,58 @@ class InprocTransport : public Transport {
   }
 
  private:
+  struct Started {
+    int64_t ticket = 0;
+    bool open = false;  // until it is finished
+    bool met = false;   // the ranks have met for it; then status and done say how and when
+    Call call;
+    std::vector<std::span<const std::byte>> send;
+    std::vector<std::span<std::byte>> recv;
+    absl::Status status;
+    steady_clock::time_point done;
+  };
+
+  // Meets for what was started up to this ticket, in the order of the starts.
+  void MeetStarted(int64_t last, Deadline deadline) {
+    while (true) {
+      Started* next = nullptr;
+      for (Started& one : started_) {
+        const bool waits = one.open && !one.met && one.ticket <= last;
+        if (waits && (next == nullptr || one.ticket < next->ticket)) next = &one;
+      }
+      if (next == nullptr) return;
+      next->call.deadline = deadline;
+      next->status = MeetParts(next->call, next->send, next->recv);
+      next->done = steady_clock::now();
+      next->met = true;
+    }
+  }
+
+  absl::Status MeetParts(const Call& call, SendParts send, RecvParts recv) {
+    Offer offer{.kind = Kind::kAllToAllV, .operation = call.operation};
+    offer.send_parts = send;
+    offer.recv_parts = recv;
+    absl::Status copied;
+    absl::Status met = group_->Meet(call, rank_, ++round_, offer, [&] {
+      for (int32_t peer = 0; peer < size(); ++peer) {
+        const std::byte* const from = group_->offer(peer).send_parts[rank_].data();
+        const auto bytes = static_cast<int64_t>(recv[peer].size());
+        if (bytes == 0) continue;
+        if (!copy_)
+          Copy(recv[peer].data(), from, bytes);
+        else if (copied.ok())
+          copied = copy_(recv[peer].data(), from, bytes);
+      }
+    });
+    if (met.ok() && !copied.ok()) {
+      Abort(copied.message());
+      return EpochIsDead(call, rank_, copied.message());
+    }
+    return met;
+  }
+
   absl::Status Meet(const Call& call, const Offer& offer, const std::function<void()>& copy) {
+    MeetStarted(last_ticket_, call.deadline);
     return group_->Meet(call, rank_, ++round_, offer, copy);
   }
 
@@ -294,7 +366,12 @@ class InprocTransport : public Transport {
   const std::shared_ptr<Group> group_;
   const int32_t rank_;
   const CopyBytes copy_;
-  int64_t round_ = 0;  // the calling thread's
+  // The calling thread's; members to be allocated once.
+  int64_t round_ = 0;
+  int64_t last_ticket_ = 0;
+  std::array<Started, kMaxStarted> started_;
+  std::vector<std::span<const std::byte>> send_parts_;
+  std::vector<std::span<std::byte>> recv_parts_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Open MPI. The only file that includes mpi.h is mpi.cc.
+// Open MPI. The only files that include mpi.h are mpi.cc and mpi_transport.{h,cc}.
 #pragma once
 
 #include <memory>
@@ -16,6 +16,14 @@ struct MpiPlace {
   int32_t local_size = 1;
 };
 
+struct MpiOptions {
+  // Larger parts travel as several messages; 1..2^30, equal on all ranks.
+  int64_t max_message_bytes = int64_t{1} << 30;
+  // MPI moves bytes only while somebody calls it. With this, a thread of the transport does so while
+  // exchanges are started and not finished; it wants a core. Without, they move when an operation is called.
+  bool progress_thread = false;
+};
+
 // Owns MPI_Init_thread .. MPI_Finalize; at most one per process. Destroy the transports first. When the
 // newest epoch has died, the destructor leaves MPI unfinalized (finalizing waits for all ranks, without a
 // deadline); mpirun then ends the job when the process exits. Threads: MPI runs with MPI_THREAD_SERIALIZED;
@@ -28,11 +36,9 @@ class MpiRuntime {
   virtual ~MpiRuntime() = default;
   virtual MpiPlace place() const = 0;
   // A new epoch, over a duplicate of MPI_COMM_WORLD. Collective; DeadlineExceeded when not all ranks call it
-  // within a minute. Parts of more than max_message_bytes (1..2^30, equal on all ranks) travel as several
-  // messages. After an epoch died, a transfer that was under way may still touch its buffers while a later
-  // epoch runs: free them only when no other epoch follows, or after the next one was created.
-  virtual absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(int64_t max_message_bytes = int64_t{1}
-                                                                                                 << 30) = 0;
+  // within a minute. After an epoch died, a transfer that was under way may still touch its buffers while a
+  // later epoch runs: free them only when no other epoch follows, or after the next one was created.
+  virtual absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(const MpiOptions& options = {}) = 0;
   // Ends every process of the job at once with `exit_code`. For a dead epoch, when finalizing would hang.
   [[noreturn]] virtual void AbortJob(int exit_code) = 0;
 };

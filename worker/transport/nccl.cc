@@ -5,9 +5,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -61,12 +63,16 @@ class NcclLink : public DeviceLink {
   ~NcclLink() override {
     // Not ncclCommDestroy: it waits for peers, which may be gone. All exchanges were waited for.
     if (comm_ != nullptr) (void)ncclCommAbort(comm_);
+    for (const Started& one : started_)
+      if (one.end != nullptr) (void)cudaEventDestroy(one.end);
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
 
-  absl::Status Start(const ncclUniqueId& id, Deadline deadline) {
+  absl::Status Connect(const ncclUniqueId& id, Deadline deadline) {
     LRMOE_NCCL_RETURN_IF_ERROR(cudaSetDevice(options_.device));
     LRMOE_NCCL_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    for (Started& one : started_)
+      LRMOE_NCCL_RETURN_IF_ERROR(cudaEventCreateWithFlags(&one.end, cudaEventDisableTiming));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     LRMOE_NCCL_RETURN_IF_ERROR(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config));
@@ -75,15 +81,24 @@ class NcclLink : public DeviceLink {
 
   bool Holds(const void* pointer) const override { return options_.stage_host_buffers || OnDevice(pointer); }
 
-  absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
-                         std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                         std::span<const int64_t> recv_bytes) override {
-    absl::Status status = Exchange(call, send, send_bytes, recv, recv_bytes);
-    if (status.ok()) return status;
-    // Kernels of a dead communicator stop only when it is aborted.
-    if (comm_ != nullptr) (void)ncclCommAbort(std::exchange(comm_, nullptr));
-    const std::string message = absl::StrCat(Where(call, rank_), ": ", std::string(status.message()));
-    return absl::Status(status.code(), message);
+  absl::StatusOr<Ticket> Start(const Call& call, SendParts send, RecvParts recv) override {
+    Started& one =
+        *std::find_if(started_.begin(), started_.end(), [](const Started& s) { return s.ticket == 0; });
+    one.call = call;
+    if (absl::Status status = Begin(one, send, recv); !status.ok()) return End(one, status);
+    one.ticket = ++last_ticket_;
+    return Ticket{one.ticket};
+  }
+
+  absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
+    Started& one = *std::find_if(started_.begin(), started_.end(),
+                                 [&](const Started& s) { return s.ticket == static_cast<int64_t>(ticket); });
+    one.ticket = 0;
+    absl::Status status =
+        comm_ == nullptr ? absl::UnavailableError("the epoch has ended") : WaitFor(one.end, deadline);
+    if (status.ok()) status = one.FetchStaged(stream_);
+    if (!status.ok()) return End(one, status);
+    return std::chrono::steady_clock::now();
   }
 
   void Abort() override { aborted_ = true; }
@@ -98,50 +113,84 @@ class NcclLink : public DeviceLink {
     return attributes.type == cudaMemoryTypeDevice;
   }
 
-  absl::Status Exchange(const Call& call, std::span<const std::byte> send,
-                        std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                        std::span<const int64_t> recv_bytes) {
+  // An exchange under way: on the link's own stream, so that the device computes meanwhile.
+  struct Started {
+    int64_t ticket = 0;  // 0: free
+    Call call;
+    cudaEvent_t end = nullptr;
+    Staged in, out;
+    std::vector<std::span<std::byte>> staged;  // host parts that wait in `out`
+
+    absl::Status FetchStaged(cudaStream_t stream) {
+      const std::byte* from = out.data();
+      for (const std::span<std::byte> part : std::exchange(staged, {})) {
+        LRMOE_NCCL_RETURN_IF_ERROR(
+            cudaMemcpyAsync(part.data(), from, part.size(), cudaMemcpyDeviceToHost, stream));
+        from += part.size();
+      }
+      return ToStatus(cudaStreamSynchronize(stream), "copy to the host");
+    }
+  };
+
+  // Kernels of a dead communicator stop only when it is aborted.
+  absl::Status End(const Started& one, const absl::Status& status) {
+    if (comm_ != nullptr) (void)ncclCommAbort(std::exchange(comm_, nullptr));
+    return absl::Status(status.code(),
+                        absl::StrCat(Where(one.call, rank_), ": ", std::string(status.message())));
+  }
+
+  absl::Status Begin(Started& one, SendParts send, RecvParts recv) {
     if (comm_ == nullptr || aborted_) return absl::UnavailableError("the epoch has ended");
     LRMOE_NCCL_RETURN_IF_ERROR(cudaSetDevice(options_.device));
-    const bool stage_in = !send.empty() && !OnDevice(send.data());
-    const bool stage_out = !recv.empty() && !OnDevice(recv.data());
-    const std::byte* from = send.data();
-    std::byte* to = recv.data();
-    if (stage_in) {
-      LRMOE_RETURN_IF_ERROR(in_.Grow(send.size()));
-      LRMOE_NCCL_RETURN_IF_ERROR(
-          cudaMemcpyAsync(in_.data(), send.data(), send.size(), cudaMemcpyHostToDevice, stream_));
-      from = in_.data();
+    std::vector<std::span<const std::byte>> from(send.begin(), send.end());
+    std::vector<std::span<std::byte>> to(recv.begin(), recv.end());
+    one.staged.clear();
+    LRMOE_RETURN_IF_ERROR(Stage(one.in, from));
+    for (size_t peer = 0; peer < send.size(); ++peer) {
+      if (from[peer].data() == send[peer].data()) continue;
+      LRMOE_NCCL_RETURN_IF_ERROR(cudaMemcpyAsync(const_cast<std::byte*>(from[peer].data()), send[peer].data(),
+                                                 send[peer].size(), cudaMemcpyHostToDevice, stream_));
     }
-    if (stage_out) {
-      LRMOE_RETURN_IF_ERROR(out_.Grow(recv.size()));
-      to = out_.data();
+    LRMOE_RETURN_IF_ERROR(Stage(one.out, to));
+    for (size_t peer = 0; peer < recv.size(); ++peer)
+      if (to[peer].data() != recv[peer].data()) one.staged.push_back(recv[peer]);
+    LRMOE_RETURN_IF_ERROR(Enqueue(from, to, one.call.deadline));
+    return ToStatus(cudaEventRecord(one.end, stream_), "cudaEventRecord");
+  }
+
+  // Gives the parts that lie in host memory places one after another on the device.
+  template <typename Byte>
+  absl::Status Stage(Staged& staged, std::vector<std::span<Byte>>& parts) {
+    const auto on_host = [&](std::span<Byte> part) { return !part.empty() && !OnDevice(part.data()); };
+    size_t bytes = 0;
+    for (const std::span<Byte> part : parts) bytes += on_host(part) ? part.size() : 0;
+    LRMOE_RETURN_IF_ERROR(staged.Grow(bytes));
+    std::byte* next = staged.data();
+    for (std::span<Byte>& part : parts) {
+      if (!on_host(part)) continue;
+      part = {next, part.size()};
+      next += part.size();
     }
-    LRMOE_RETURN_IF_ERROR(Enqueue(from, send_bytes, to, recv_bytes, call.deadline));
-    if (stage_out)
-      LRMOE_NCCL_RETURN_IF_ERROR(
-          cudaMemcpyAsync(recv.data(), out_.data(), recv.size(), cudaMemcpyDeviceToHost, stream_));
-    return WaitForStream(call.deadline);
+    return absl::OkStatus();
   }
 
   // One group: all messages progress independently. Nothing is sent for nothing, as both sides know.
-  absl::Status Enqueue(const std::byte* from, std::span<const int64_t> send_bytes, std::byte* to,
-                       std::span<const int64_t> recv_bytes, Deadline deadline) {
+  absl::Status Enqueue(SendParts send, RecvParts recv, Deadline deadline) {
     LRMOE_NCCL_RETURN_IF_ERROR(ncclGroupStart());
     ncclResult_t result = ncclSuccess;
     const auto keep = [&result](ncclResult_t next) {
       if (result == ncclSuccess || result == ncclInProgress) result = next;
     };
     for (int32_t peer = 0; peer < size_; ++peer) {
-      if (peer != rank_ && send_bytes[peer] > 0)
-        keep(ncclSend(from, static_cast<size_t>(send_bytes[peer]), ncclUint8, peer, comm_, stream_));
-      if (peer != rank_ && recv_bytes[peer] > 0)
-        keep(ncclRecv(to, static_cast<size_t>(recv_bytes[peer]), ncclUint8, peer, comm_, stream_));
-      if (peer == rank_ && send_bytes[peer] > 0 &&
-          cudaMemcpyAsync(to, from, send_bytes[peer], cudaMemcpyDeviceToDevice, stream_) != cudaSuccess)
+      const std::span<const std::byte> from = send[peer];
+      const std::span<std::byte> to = recv[peer];
+      if (peer != rank_ && !from.empty())
+        keep(ncclSend(from.data(), from.size(), ncclUint8, peer, comm_, stream_));
+      if (peer != rank_ && !to.empty()) keep(ncclRecv(to.data(), to.size(), ncclUint8, peer, comm_, stream_));
+      if (peer == rank_ && !from.empty() &&
+          cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDeviceToDevice, stream_) !=
+              cudaSuccess)
         keep(ncclUnhandledCudaError);
-      from += send_bytes[peer];
-      to += recv_bytes[peer];
     }
     keep(ncclGroupEnd());
     LRMOE_RETURN_IF_ERROR(ToStatus(result, "NCCL send and receive"));
@@ -162,11 +211,11 @@ class NcclLink : public DeviceLink {
   }
 
   // Never blocks in CUDA: a collective whose peer is gone does not end.
-  absl::Status WaitForStream(Deadline deadline) {
+  absl::Status WaitFor(cudaEvent_t end, Deadline deadline) const {
     while (true) {
-      const cudaError_t stream = cudaStreamQuery(stream_);
-      if (stream == cudaSuccess) return absl::OkStatus();
-      if (stream != cudaErrorNotReady) return ToStatus(stream, "NCCL exchange");
+      const cudaError_t state_of_stream = cudaEventQuery(end);
+      if (state_of_stream == cudaSuccess) return absl::OkStatus();
+      if (state_of_stream != cudaErrorNotReady) return ToStatus(state_of_stream, "NCCL exchange");
       ncclResult_t state = ncclSuccess;
       LRMOE_NCCL_RETURN_IF_ERROR(ncclCommGetAsyncError(comm_, &state));
       if (state != ncclSuccess && state != ncclInProgress)
@@ -189,7 +238,8 @@ class NcclLink : public DeviceLink {
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   std::atomic<bool> aborted_{false};
-  Staged in_, out_;
+  int64_t last_ticket_ = 0;
+  std::array<Started, kMaxStarted> started_;
 };
 
 absl::Status CheckVersion() {
@@ -218,7 +268,7 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(std::unique_ptr<T
         absl::StrCat(Where(call, control->rank()), ": another rank has no NCCL"));
   LRMOE_RETURN_IF_ERROR(control->Broadcast(call, 0, std::as_writable_bytes(std::span(&id, 1))));
   auto link = std::make_unique<NcclLink>(control->rank(), control->size(), options);
-  status = link->Start(id, deadline);
+  status = link->Connect(id, deadline);
   if (!status.ok()) {
     control->Abort(status.message());
     if (absl::IsDeadlineExceeded(status)) return status;

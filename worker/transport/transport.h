@@ -9,15 +9,22 @@
 // disagree with the own buffers, found before anything was sent; the epoch lives, but the peers wait for this
 // rank: call again, or Abort. Each message names rank, peer (where one is known), operation and invocation.
 //
+// An all-to-all-v may be started and finished later, and this rank compute meanwhile. How much of it happens
+// in between is up to the implementation, from nothing to everything: it may do all at the start, or at the
+// end. A start has its place in the collective order like every operation; finishing has none: a rank
+// finishes when it likes, in any order, other operations may come in between.
+//
 // Threads: one thread at a time calls the operations; Abort may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/deadline.h"
 #include "common/ids.h"
@@ -27,12 +34,20 @@ namespace lrmoe::transport {
 // Says which operation of which invocation is running (for errors, logs and the fault decorator) and until
 // when.
 struct Call {
-  absl::string_view operation;  // e.g. "forward dispatch"; outlives the call
+  absl::string_view operation;  // e.g. "forward dispatch"; outlives the call, also one that is started
   Invocation invocation;
   Deadline deadline;
 };
 
 enum class Reduction : uint8_t { kSum, kMin, kMax };
+
+// What goes to each rank and comes from it, wherever it lies; one part per rank, in rank order.
+using SendParts = std::span<const std::span<const std::byte>>;
+using RecvParts = std::span<const std::span<std::byte>>;
+
+// An all-to-all-v that was started and not yet finished; of one transport.
+enum class Ticket : int64_t {};
+inline constexpr int kMaxStarted = 8;  // at a time
 
 class Transport {
  public:
@@ -47,7 +62,18 @@ class Transport {
   // sizes may exceed 2^31. `send` and `recv` do not overlap. The own part is copied locally.
   virtual absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
                                  std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                                 std::span<const int64_t> recv_bytes) = 0;
+                                 std::span<const int64_t> recv_bytes);
+
+  // The same between parts that may lie anywhere, without waiting for its end. Until Finish the parts are the
+  // transport's: those to send do not change, those to receive are not touched; the lists of parts may go.
+  // InvalidArgument, beyond what AllToAllV refuses, when kMaxStarted exchanges are started already (a running
+  // AllToAllV may count as one). Where it waits for peers at all, then until the call's deadline.
+  virtual absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) = 0;
+  // Waits, until `deadline`, for all to be received and for the parts to send to be free. Once for each
+  // ticket, also when the epoch has died: then the parts are the caller's again. Errors as of AllToAllV,
+  // which name the operation that was started. Returns when it was complete, as far as that was noticed
+  // before.
+  virtual absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) = 0;
 
   // recv[r * block .. ] = the block of rank r, where block = send.size() is equal on all ranks;
   // recv.size() == block * size().

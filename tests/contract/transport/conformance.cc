@@ -8,19 +8,14 @@
 #include <thread>
 
 #include "common/random.h"
+#include "tests/contract/transport/conformance_steps.h"
 
 namespace lrmoe::transport {
-namespace {
 
-using Bytes = std::vector<std::byte>;
-constexpr std::byte kPoison{0xA5};
-
-// Far enough that only a hang reaches it.
 Call Far(absl::string_view operation) {
   return {operation, {.step = 7, .layer = 3, .micro_batch = 1}, After(std::chrono::seconds(60))};
 }
 
-// What `from` sends to `to` in exchange number `exchange`.
 Bytes FilledBlock(int64_t exchange, int32_t from, int32_t to, int64_t size) {
   Bytes block(size);
   Random random(static_cast<uint64_t>(exchange) * 1000003 + from * 4099 + to * 257);
@@ -30,9 +25,6 @@ Bytes FilledBlock(int64_t exchange, int32_t from, int32_t to, int64_t size) {
   }
   return block;
 }
-
-// sizes[from][to]
-using Matrix = std::vector<std::vector<int64_t>>;
 
 Matrix RandomSizes(Random& random, int32_t size) {
   Matrix sizes(size, std::vector<int64_t>(size, 0));
@@ -66,6 +58,40 @@ void ExchangeAndCheck(Transport& t, Expectations& expect, const Matrix& sizes, i
   expect.Check(recv == wanted, "AllToAllV: received bytes differ in exchange " + std::to_string(exchange));
   expect.Check(send == before, "AllToAllV changed its send buffer");
 }
+
+static absl::Status StartAndFinish(Transport& t) {
+  const std::vector<std::span<const std::byte>> send(t.size());
+  const std::vector<std::span<std::byte>> recv(t.size());
+  const absl::StatusOr<Ticket> ticket = t.StartAllToAllV(Far("after"), send, recv);
+  return ticket.ok() ? t.Finish(*ticket, Far("").deadline).status() : ticket.status();
+}
+
+void ExpectDead(Transport& t, Expectations& expect) {
+  Bytes block(8), blocks(8 * t.size());
+  int64_t integer = 0;
+  double real = 0;
+  const std::vector<int64_t> sizes(t.size(), 8);
+  Bytes out(8 * t.size());
+  constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
+  expect.Code(t.Barrier(Far("after")), kUnavailable, "Barrier on a dead epoch");
+  expect.Code(t.AllGather(Far("after"), block, blocks), kUnavailable, "AllGather on a dead epoch");
+  expect.Code(t.Broadcast(Far("after"), 0, block), kUnavailable, "Broadcast on a dead epoch");
+  expect.Code(t.AllToAllV(Far("after"), out, sizes, blocks, sizes), kUnavailable,
+              "AllToAllV on a dead epoch");
+  expect.Code(StartAndFinish(t), kUnavailable, "an exchange started on a dead epoch");
+  expect.Code(t.AllReduce(Far("after"), std::span(&integer, 1), Reduction::kSum), kUnavailable, "AllReduce");
+  expect.Code(t.AllReduce(Far("after"), std::span(&real, 1), Reduction::kSum), kUnavailable, "AllReduce");
+}
+
+bool StartTogether(Transport& t, Expectations& expect) {
+  const absl::Status status = t.Barrier(Far("start"));
+  if (status.ok()) return true;
+  expect.Code(status, absl::StatusCode::kUnavailable, "Barrier");
+  ExpectDead(t, expect);
+  return false;
+}
+
+namespace {
 
 RankBody RandomExchanges(uint64_t seed) {
   return [seed](Transport& t, Expectations& expect) {
@@ -239,33 +265,6 @@ RankBody BadArguments(uint64_t) {
   };
 }
 
-// Dead: every operation says so at once, and the arguments do not matter.
-void ExpectDead(Transport& t, Expectations& expect) {
-  Bytes block(8), blocks(8 * t.size());
-  int64_t integer = 0;
-  double real = 0;
-  const std::vector<int64_t> sizes(t.size(), 8);
-  Bytes out(8 * t.size());
-  constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
-  expect.Code(t.Barrier(Far("after")), kUnavailable, "Barrier on a dead epoch");
-  expect.Code(t.AllGather(Far("after"), block, blocks), kUnavailable, "AllGather on a dead epoch");
-  expect.Code(t.Broadcast(Far("after"), 0, block), kUnavailable, "Broadcast on a dead epoch");
-  expect.Code(t.AllToAllV(Far("after"), out, sizes, blocks, sizes), kUnavailable,
-              "AllToAllV on a dead epoch");
-  expect.Code(t.AllReduce(Far("after"), std::span(&integer, 1), Reduction::kSum), kUnavailable, "AllReduce");
-  expect.Code(t.AllReduce(Far("after"), std::span(&real, 1), Reduction::kSum), kUnavailable, "AllReduce");
-}
-
-// Brings the ranks together. A faster rank may leave the barrier and end the epoch while this one is still in
-// it: then this rank learns of the end here, and has nothing left to do.
-bool StartTogether(Transport& t, Expectations& expect) {
-  const absl::Status status = t.Barrier(Far("start"));
-  if (status.ok()) return true;
-  expect.Code(status, absl::StatusCode::kUnavailable, "Barrier");
-  ExpectDead(t, expect);
-  return false;
-}
-
 // The last rank never takes part in one operation of each kind; `which` says which kind.
 RankBody MissingRank(int which) {
   return [which](Transport& t, Expectations& expect) {
@@ -390,6 +389,7 @@ const std::vector<ConformanceCase>& ConformanceCases() {
       list->push_back({"ranks that disagree, way " + std::to_string(which),
                        [which](uint64_t) { return Disagreement(which); }, 2});
     }
+    for (ConformanceCase& one : StartedCases()) list->push_back(std::move(one));
     return list;
   }();
   return *cases;

@@ -16,10 +16,11 @@ class FakeLink : public DeviceLink {
   FakeLink(std::unique_ptr<Transport> wire, HoldsFunction holds)
       : wire_(std::move(wire)), holds_(std::move(holds)) {}
   bool Holds(const void* pointer) const override { return holds_(pointer); }
-  absl::Status AllToAllV(const Call& call, std::span<const std::byte> send,
-                         std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                         std::span<const int64_t> recv_bytes) override {
-    return wire_->AllToAllV(call, send, send_bytes, recv, recv_bytes);
+  absl::StatusOr<Ticket> Start(const Call& call, SendParts send, RecvParts recv) override {
+    return wire_->StartAllToAllV(call, send, recv);
+  }
+  absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
+    return wire_->Finish(ticket, deadline);
   }
   void Abort() override { wire_->Abort("the epoch has ended"); }
 

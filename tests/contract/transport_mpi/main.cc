@@ -26,12 +26,12 @@ Call Soon(absl::string_view operation) {
 
 class ProcessRanks : public Ranks {
  public:
-  explicit ProcessRanks(int64_t max_message_bytes) : max_message_bytes_(max_message_bytes) {}
+  explicit ProcessRanks(const MpiOptions& options) : options_(options) {}
 
   std::vector<int32_t> sizes() const override { return {runtime->place().size}; }
 
   std::vector<std::string> Run(int32_t, const RankBody& body) override {
-    auto transport = runtime->CreateTransport(max_message_bytes_);
+    auto transport = runtime->CreateTransport(options_);
     if (!transport.ok()) {
       std::fprintf(stderr, "%s\n", transport.status().ToString().c_str());
       runtime->AbortJob(1);
@@ -50,16 +50,21 @@ class ProcessRanks : public Ranks {
   }
 
  private:
-  const int64_t max_message_bytes_;
+  const MpiOptions options_;
 };
 
 TEST_CASE("mpi passes the conformance suite", "[transport]") {
-  ProcessRanks ranks(int64_t{1} << 30);
+  ProcessRanks ranks({});
+  RunConformance(ranks);
+}
+
+TEST_CASE("mpi with a progress thread passes the conformance suite", "[transport]") {
+  ProcessRanks ranks({.progress_thread = true});
   RunConformance(ranks);
 }
 
 TEST_CASE("mpi passes the conformance suite with messages in pieces", "[transport]") {
-  ProcessRanks ranks(1000);
+  ProcessRanks ranks({.max_message_bytes = 1000});
   RunConformance(ranks);
 }
 
@@ -74,7 +79,7 @@ TEST_CASE("mpi knows its place", "[transport]") {
 
 // Wants 5 GB per rank, so only when asked for.
 TEST_CASE("mpi exchanges more than 2^31 bytes", "[.large]") {
-  ProcessRanks ranks(int64_t{1} << 30);
+  ProcessRanks ranks({});
   const std::vector<std::string> failures = ranks.Run(runtime->place().size, LargeExchange());
   for (const std::string& failure : failures) UNSCOPED_INFO(failure);
   CHECK(failures.empty());
