@@ -117,6 +117,14 @@ counted "Python on workers" build/python-distributed.log "$python" tests/python/
 stage "end to end"
 counted "end to end" build/e2e.log "$python" tests/e2e/run.py --build-dir "build/$preset"
 
+if [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+  stage "the proof for a device builds without CMake, gRPC and MPI"
+  if GPU_ARCH=90 tests/gpu/run.sh --build-only >build/gpu-build.log 2>&1; then passed=$((passed + 1)); tail -1 build/gpu-build.log; else
+    tail -20 build/gpu-build.log
+    fail "tests/gpu/run.sh --build-only"
+  fi
+fi
+
 if [ "$frameworks" = 1 ]; then
   stage "transformers environments"
   deploy/install-packages.sh frameworks || fail "packages of the frameworks"

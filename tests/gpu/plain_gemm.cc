@@ -1,9 +1,10 @@
 // The CPU device's grouped GEMM in plain loops instead of oneDNN, so that lrmoe-gpu needs no library of the
-// CPU's. Stands in for kernels/cpu/gemm.cc; run.sh links one of them.
+// CPU's. Stands in for kernels/cpu/gemm.cc and packed_gemm.cc in run.sh.
 #include <algorithm>
 #include <vector>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/precondition.h"
 
 namespace lrmoe::kernels::cpu {
 namespace {
@@ -60,8 +61,12 @@ Bf16Path ChooseBf16Path() {
   return Bf16Path::kWiden;
 }
 
+bool PacksWeights(Type /*type*/, Bf16Path /*bf16_path*/) {
+  return false;
+}
+
 GroupedGemm::GroupedGemm(ThreadPool* pool, const Passes* passes, Bf16Path bf16_path)
-    : pool_(pool), passes_(passes), bf16_path_(bf16_path) {}
+    : pool_(pool), passes_(passes), bf16_path_(bf16_path), packs_{false, false} {}
 GroupedGemm::~GroupedGemm() = default;
 
 absl::string_view GroupedGemm::path() const {
@@ -74,6 +79,17 @@ absl::Status GroupedGemm::Run(GemmKind kind, Type type, int64_t n, int64_t k,
     if (groups[group].rows > 0) RunGroup(*passes_, kind, type, n, k, groups[group]);
   });
   return absl::OkStatus();
+}
+
+// Not to be called of a device that does not pack.
+void GroupedGemm::PackWeights(GemmKind, Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(false);
+}
+void GroupedGemm::UnpackWeights(Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(false);
+}
+void GroupedGemm::RepackWeights(Type, int64_t, int64_t, const void*, void*) {
+  LRMOE_KERNELS_REQUIRE(false);
 }
 
 }  // namespace lrmoe::kernels::cpu

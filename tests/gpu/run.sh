@@ -33,10 +33,10 @@ architectures() {
   for arch in ${found:-80 90 100}; do printf -- ' -gencode arch=compute_%s,code=sm_%s' "$arch" "$arch"; done
 }
 
-sources() { # tests/gpu/plain_gemm.cc in the place of kernels/cpu/gemm.cc, which needs oneDNN
+sources() { # tests/gpu/plain_gemm.cc in the place of kernels/cpu/gemm.cc and packed_gemm.cc, which need oneDNN
   ls kernels/*.cc kernels/cpu/*.cc kernels/cuda/*.cc kernels/cuda/*.cu worker/engine/*.cc controller/planner/*.cc \
-    controller/planner/policies/*.cc tests/support/engine/*.cc tests/support/device/*.cc tests/gpu/*.cc | grep -v '^kernels/cpu/gemm\.cc$'
-  ls common/{check,cluster,ids,layer_shape,memory_model,policy,units}.cc worker/transport/{contract,device_link,direct,inproc,nccl}.cc \
+    controller/planner/policies/*.cc tests/support/engine/*.cc tests/support/device/*.cc tests/gpu/*.cc | grep -vE '^kernels/cpu/(packed_)?gemm\.cc$'
+  ls common/{check,cluster,ids,layer_shape,memory_model,plan_counts,policy,units}.cc worker/transport/{contract,device_link,direct,inproc,nccl}.cc \
     worker/device_choice.cc tests/contract/transport/conformance{,_started}.cc tools/bench/{counting_transport,layer_problem,layer_run,local_plans}.cc
 }
 
@@ -62,7 +62,8 @@ build() {
   pkg-config --exists absl_status absl_statusor absl_strings zlib || refuse "needs Abseil and zlib, found by pkg-config"
   mkdir -p "$out"
   local newest
-  newest=$(find common kernels worker controller tests tools -name '*.h' -o -name '*.cuh' | xargs ls -t | head -1)
+  # Read to its end: a reader that stops early would kill the writer, and pipefail this script.
+  newest=$(find common kernels worker controller tests tools \( -name '*.h' -o -name '*.cuh' \) -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
   [ -e "$out/headers" ] && [ ! "$newest" -nt "$out/headers" ] || touch -r "$newest" "$out/headers"
   ABSL_CFLAGS=$(pkg-config --cflags absl_status absl_statusor absl_strings)
   GENCODE=$(architectures)
