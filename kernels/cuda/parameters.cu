@@ -6,33 +6,34 @@ namespace {
 
 // The constants of a step, rounded to fp32 once on the host, in the order torch.optim.AdamW uses them.
 struct AdamWConstants {
-  float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, inverse_sqrt_bias2, eps, step_size,
+  float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, minus_step_size,
       gradient_scale;
 };
 
 AdamWConstants Constants(const Device::AdamWStep& step) {
-  const double bias1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
-  const double bias2 = 1.0 - std::pow(step.beta2, static_cast<double>(step.step));
+  const double correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
+  const double correction2 = 1.0 - std::pow(step.beta2, static_cast<double>(step.step));
   return {static_cast<float>(1.0 - step.lr * step.weight_decay),
           static_cast<float>(step.beta1),
           static_cast<float>(1.0 - step.beta1),
           static_cast<float>(step.beta2),
           static_cast<float>(1.0 - step.beta2),
-          static_cast<float>(1.0 / std::sqrt(bias2)),
+          static_cast<float>(std::sqrt(correction2)),
           static_cast<float>(step.eps),
-          static_cast<float>(step.lr / bias1),
+          static_cast<float>(-step.lr / correction1),
           static_cast<float>(step.gradient_scale)};
 }
 
+// Every operation is rounded in turn, as by the CPU device: the same bits, wherever the state lies.
 template <typename T>
 __global__ void AdamWKernel(AdamWArgs args, AdamWConstants c) {
   T* weights = static_cast<T*>(args.weights);
   for (int64_t i = FirstElement(); i < args.n; i += ElementStride()) {
-    const float gradient = args.gradient[i] * c.gradient_scale;
-    const float m = args.m[i] * c.beta1 + gradient * c.one_minus_beta1;
-    const float v = args.v[i] * c.beta2 + gradient * gradient * c.one_minus_beta2;
-    const float denominator = sqrtf(v) * c.inverse_sqrt_bias2 + c.eps;
-    const float master = args.master[i] * c.decay - c.step_size * (m / denominator);
+    const float gradient = Product(args.gradient[i], c.gradient_scale);
+    const float m = Product(args.m[i], c.beta1) + Product(c.one_minus_beta1, gradient);
+    const float v = Product(args.v[i], c.beta2) + Product(Product(c.one_minus_beta2, gradient), gradient);
+    const float denominator = sqrtf(v) / c.sqrt_correction2 + c.eps;
+    const float master = Product(args.master[i], c.decay) + Product(c.minus_step_size, m) / denominator;
     args.m[i] = m;
     args.v[i] = v;
     args.master[i] = master;
