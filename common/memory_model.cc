@@ -76,8 +76,9 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
   const int64_t parameters = (a + f) / w * options.hidden_size;
 
   MemoryCoefficients out;
-  out.owned_expert_bytes = parameters * (w * NumWeightForms(options) + options.gradient_bytes);
-  out.replica_bytes = out.owned_expert_bytes;
+  out.replica_bytes = parameters * (w * NumWeightForms(options) + options.gradient_bytes);
+  out.owned_expert_bytes =
+      out.replica_bytes + (options.optimizer_on_device ? parameters * kOptimizerBytesPerParameter : 0);
   out.forward_row_bytes = h + saved_a;
   out.source_pair_bytes = 16 + y;
   out.staged_moved_row_bytes = h + saved_a;

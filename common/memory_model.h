@@ -1,6 +1,6 @@
 // Predicted bytes per rank and layer. The one source of truth: the planner admits plans with it, the engine
 // takes its buffers by it, the simulator reproduces the paper's Figure 7 with it. (design: experts owned x
-// (weights + gradient)
+// (weights + gradient [+ optimizer state])
 // + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x backward bytes + staging)
 //
 // Buffers of a layer invocation come and go, so what must fit is the largest of its stages, not their sum.
@@ -25,8 +25,8 @@ struct MemoryStage {
 
 // What one row, one pair and one expert cost. Derived once from the layer shape and the policy.
 struct MemoryCoefficients {
-  int64_t owned_expert_bytes = 0;  // weights in the compute type, in all forms, + fp32 gradient
-  int64_t replica_bytes = 0;       // the same
+  int64_t owned_expert_bytes = 0;  // of a replica, + master and moments where the device holds them
+  int64_t replica_bytes = 0;       // weights in the compute type, in all forms, + fp32 gradient
   // Saved between forward and backward.
   int64_t forward_row_bytes = 0;  // executor, per routed pair: x, a (unless recomputed)
   int64_t source_pair_bytes =
@@ -56,8 +56,12 @@ struct MemoryModelOptions {
   int64_t gradient_bytes = 4;  // per weight-gradient element
   bool exact_router_gradient = false;
   bool recompute_activation = false;
-  bool packs_weights = false;  // devices hold weights packed, once per direction, where they can
+  bool packs_weights = false;        // devices hold weights packed, once per direction, where they can
+  bool optimizer_on_device = false;  // owned experts' fp32 master and moments count as well
 };
+
+// fp32 master, first and second moment of each parameter of an owned expert.
+inline constexpr int64_t kOptimizerBytesPerParameter = 12;
 
 // What a layer's shape says of it; the rest as by default.
 MemoryModelOptions MemoryModelOf(const LayerShape& shape);

@@ -36,6 +36,7 @@ struct Hello {
   // Compute types of which the device holds weights packed; equal on all ranks of a job.
   bool packs_bf16_weights = false;
   bool packs_fp32_weights = false;
+  bool optimizer_on_device = false;  // optimizer_state = device; equal on all ranks of a job
   bool operator==(const Hello&) const = default;
 };
 

@@ -59,6 +59,8 @@ class Device {
   // What it shares with other processes on the same device; lives as long as the device. Null: nothing.
   virtual Interprocess* interprocess() { return nullptr; }
   virtual absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes);
+  // Host memory that Upload and Download reach without a detour, all of it usable at once. ResourceExhausted.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> AllocatePinned(int64_t bytes);
   // Host to device, device to host, within the device. Host memory stays as it is and valid until Wait.
   virtual void Upload(void* dst, const void* src, int64_t bytes);
   virtual void Download(void* dst, const void* src, int64_t bytes);
@@ -125,7 +127,7 @@ class Device {
 
   // AdamW with decoupled weight decay on n fp32 master weights; gradient is scaled by gradient_scale first.
   // Writes the new weights in `type` as well. Same order of operations as torch.optim.AdamW (single tensor,
-  // no amsgrad).
+  // no amsgrad), each rounded in turn: the same bits on every device.
   struct AdamWStep {
     int64_t step = 1;  // 1-based, for bias correction
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01, gradient_scale = 1.0;

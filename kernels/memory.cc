@@ -62,6 +62,13 @@ absl::StatusOr<std::unique_ptr<Memory>> Device::Reserve(int64_t bytes) {
   return ReserveHostMemory(bytes);
 }
 
+absl::StatusOr<std::unique_ptr<Memory>> Device::AllocatePinned(int64_t bytes) {
+  absl::StatusOr<std::unique_ptr<Memory>> memory = ReserveHostMemory(bytes);
+  if (!memory.ok()) return memory;
+  if (absl::Status status = (*memory)->Commit(bytes); !status.ok()) return status;
+  return memory;
+}
+
 void Device::Upload(void* dst, const void* src, int64_t bytes) {
   if (bytes > 0) std::memcpy(dst, src, bytes);
 }

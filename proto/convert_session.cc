@@ -68,6 +68,7 @@ void HelloToWire(const Hello& hello, v1::Hello* wire) {
   wire->set_recompute_activation(hello.recompute_activation);
   wire->set_packs_bf16_weights(hello.packs_bf16_weights);
   wire->set_packs_fp32_weights(hello.packs_fp32_weights);
+  wire->set_optimizer_on_device(hello.optimizer_on_device);
 }
 
 absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
@@ -98,7 +99,8 @@ absl::StatusOr<Hello> HelloFromWire(const v1::Hello& wire) {
                wire.version(),
                wire.recompute_activation(),
                wire.packs_bf16_weights(),
-               wire.packs_fp32_weights()};
+               wire.packs_fp32_weights(),
+               wire.optimizer_on_device()};
 }
 
 absl::StatusOr<SourceCounts> CountsFromWire(const v1::Counts& wire) {

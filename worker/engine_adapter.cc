@@ -67,7 +67,9 @@ class EngineAdapter final : public worker::EnginePort {
       return absl::FailedPreconditionError(
           absl::StrCat("layer ", layer, " has no weights yet; load them first"));
     } else {
-      source = store.State(layer, expert_idx).master.data();
+      LRMOE_ASSIGN_OR_RETURN(const std::span<const float> master,
+                             store.HostState(layer, expert_idx, engine::StatePart::kMaster, copy));
+      source = master.data();
     }
     LRMOE_CHECK_EQ(static_cast<int64_t>(w1.size()), store.w2_offset());
     LRMOE_CHECK_EQ(static_cast<int64_t>(w1.size() + w2.size()), store.parameters());

@@ -79,6 +79,7 @@ absl::Status ChoosePlaceOfWork(const WorkerSettings& settings, Place* place) {
                                                     std::as_writable_bytes(std::span(claims))));
   LRMOE_RETURN_IF_ERROR(CheckClaims(claims));
   LogInfo("computes on ", place->device_name(), " (", reason, ")");
+  LRMOE_RETURN_IF_ERROR(CheckOptimizerState(settings, place->device == kCpuDevice));
   if (place->device == kCpuDevice) {
     if (settings.transport != "nccl") return absl::OkStatus();
     return absl::InvalidArgumentError(

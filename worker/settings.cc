@@ -39,6 +39,11 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
       "packed_weights", &settings->packed_weights,
       "auto: where the device multiplies packed weights faster, hold them packed for the forward "
       "and for the backward pass, twice their size; off: as they are. Equal on all ranks.");
+  parser->AddString(
+      "optimizer_state", &settings->optimizer_state,
+      "Where fp32 masters and moments of the owned experts are kept and updated: host, or device: 12 bytes "
+      "per parameter of its memory, which count in memory_budget, and no copies per step (CUDA only). "
+      "Equal on all ranks.");
   parser->AddBytes("arena_memory", &settings->arena_memory_bytes, {0, INT64_MAX},
                    "Shared memory the training process may ask for; 0: the machine's memory.");
   parser->AddDuration("controller_timeout", &settings->controller_timeout, {milliseconds(100), hours(1)},
@@ -77,6 +82,12 @@ absl::Status ValidateController(const std::string& controller) {
 
 }  // namespace
 
+absl::Status CheckOptimizerState(const WorkerSettings& settings, bool cpu) {
+  if (!cpu || !HoldsOptimizerOnDevice(settings)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "optimizer_state is \"device\" on the CPU, whose memory is the host's; allowed: host");
+}
+
 absl::Status Validate(const WorkerSettings& settings) {
   if (absl::Status status = ValidateController(settings.controller); !status.ok()) return status;
   if (absl::Status status = CheckDeviceName(settings.device); !status.ok()) return status;
@@ -96,6 +107,10 @@ absl::Status Validate(const WorkerSettings& settings) {
     return Refuse("activation_memory", settings.activation_memory, "save, recompute");
   if (settings.packed_weights != "auto" && settings.packed_weights != "off")
     return Refuse("packed_weights", settings.packed_weights, "auto, off");
+  if (settings.optimizer_state != "host" && settings.optimizer_state != "device")
+    return Refuse("optimizer_state", settings.optimizer_state, "host, device");
+  if (absl::Status status = CheckOptimizerState(settings, settings.device == "cpu"); !status.ok())
+    return status;
   if (!settings.socket.empty() && settings.socket.front() != '/') {
     return Refuse("socket", settings.socket, "an absolute path");
   }

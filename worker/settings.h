@@ -30,6 +30,7 @@ struct WorkerSettings {
   int32_t threads = 0;                     // 0: this rank's share of the cores
   std::string activation_memory = "save";  // save | recompute
   std::string packed_weights = "auto";     // auto | off
+  std::string optimizer_state = "host";    // host | device
   int64_t arena_memory_bytes = 0;          // 0: physical memory of the machine
   std::chrono::milliseconds controller_timeout{5000};
   std::chrono::milliseconds plan_timeout{60000};
@@ -42,6 +43,12 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser);
 // What one setting alone cannot tell: values of parts that are not built, and forms. InvalidArgument,
 // Unimplemented.
 absl::Status Validate(const WorkerSettings& settings);
+// What the setting asks for and a device can give. InvalidArgument.
+absl::Status CheckOptimizerState(const WorkerSettings& settings, bool cpu);
+// Masters and moments of the owned experts lie in the device's memory.
+inline bool HoldsOptimizerOnDevice(const WorkerSettings& settings) {
+  return settings.optimizer_state == "device";
+}
 // FC1 rows are not kept for the backward pass but made again.
 inline bool RecomputesActivation(const WorkerSettings& settings) {
   return settings.activation_memory == "recompute";

@@ -124,7 +124,8 @@ void Supervisor::StartSession() {
                    .version = std::string(Version()),
                    .recompute_activation = RecomputesActivation(settings_),
                    .packs_bf16_weights = packs && kernels::CpuPacksWeights(kernels::Type::kBf16),
-                   .packs_fp32_weights = packs && kernels::CpuPacksWeights(kernels::Type::kFp32)};
+                   .packs_fp32_weights = packs && kernels::CpuPacksWeights(kernels::Type::kFp32),
+                   .optimizer_on_device = HoldsOptimizerOnDevice(settings_)};
   options.seed = std::hash<std::string>()(place_->job) + static_cast<uint64_t>(place_->rank.rank);
   session_ = std::make_unique<worker::ControllerSession>(
       std::move(options),
@@ -146,6 +147,7 @@ worker::ServiceOptions Supervisor::MakeServiceOptions() {
   engine_options.plan_timeout = settings_.plan_timeout;
   engine_options.recompute_activation = RecomputesActivation(settings_);
   engine_options.pack_weights = settings_.packed_weights == "auto";
+  engine_options.optimizer_on_device = HoldsOptimizerOnDevice(settings_);
   worker::ServiceOptions options;
   options.rank = place_->rank.rank;
   options.world_size = place_->rank.size;

@@ -55,6 +55,7 @@ MemoryModelOptions MemoryModelOf(const LayerShape& shape, const Policy& policy, 
   MemoryModelOptions options = lrmoe::MemoryModelOf(shape);
   options.exact_router_gradient = policy.router_gradient == RouterGradient::kExact;
   options.recompute_activation = hello.recompute_activation;
+  options.optimizer_on_device = hello.optimizer_on_device;
   options.packs_weights =
       shape.dtype == DataType::kBf16 ? hello.packs_bf16_weights : hello.packs_fp32_weights;
   return options;

@@ -163,6 +163,7 @@ absl::Status Core::CheckJob(const Hello& hello) const {
 // One memory model plans for all ranks.
 absl::Status Core::CheckMemoryModel(const Hello& hello) const {
   const auto activations = [](const Hello& of) { return of.recompute_activation ? "recompute" : "save"; };
+  const auto optimizer = [](const Hello& of) { return of.optimizer_on_device ? "device" : "host"; };
   const auto packed = [](const Hello& of) {
     constexpr const char* kTypes[2][2] = {{"none", "fp32"}, {"bf16", "bf16 and fp32"}};
     return kTypes[of.packs_bf16_weights][of.packs_fp32_weights];
@@ -176,6 +177,8 @@ absl::Status Core::CheckMemoryModel(const Hello& hello) const {
     };
     if (member.hello.recompute_activation != hello.recompute_activation)
       return differs("activation_memory", activations(hello), activations(member.hello));
+    if (member.hello.optimizer_on_device != hello.optimizer_on_device)
+      return differs("optimizer_state", optimizer(hello), optimizer(member.hello));
     if (packed(member.hello) != packed(hello))
       return differs("types of packed_weights", packed(hello), packed(member.hello));
   }

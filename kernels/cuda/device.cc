@@ -34,6 +34,10 @@ class CudaDevice : public Device {
   Interprocess* interprocess() override { return &runtime_->interprocess(); }
   absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) override { return runtime_->Reserve(bytes); }
 
+  absl::StatusOr<std::unique_ptr<Memory>> AllocatePinned(int64_t bytes) override {
+    return runtime_->AllocatePinned(bytes);
+  }
+
   void Upload(void* dst, const void* src, int64_t bytes) override {
     if (bytes > 0) Keep(runtime_->Copy(dst, src, bytes, Direction::kToDevice));
   }

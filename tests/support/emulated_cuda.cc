@@ -23,7 +23,6 @@ namespace {
 using kernels::Memory;
 using kernels::cuda::Direction;
 
-constexpr int64_t kMemoryBytes = int64_t{1} << 30;
 constexpr int64_t kPage = 4096;
 
 std::atomic<int64_t> g_work{0};
@@ -52,6 +51,15 @@ class Region {
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
   bool Has(const void* pointer) const { return pointer >= base_ && pointer < base_ + capacity_; }
+  // Whole pages up to `end` that are not usable yet.
+  int64_t Missing(int64_t end) {
+    const std::lock_guard lock(mutex_);
+    return std::max<int64_t>(0, (end + kPage - 1) / kPage * kPage - committed_);
+  }
+  int64_t committed() {
+    const std::lock_guard lock(mutex_);
+    return committed_;
+  }
   void Commit(int64_t end) {
     const std::lock_guard lock(mutex_);
     end = (end + kPage - 1) / kPage * kPage;
@@ -101,11 +109,7 @@ class DeviceMemory : public Memory {
   DeviceMemory(EmulatedRuntime* runtime, std::shared_ptr<const void> mapping, std::span<std::byte> addresses,
                int64_t committed = 0);
   ~DeviceMemory() override;
-  absl::Status Commit(int64_t end) override {
-    if (end > capacity()) return absl::ResourceExhaustedError(absl::StrCat(end, " bytes of ", capacity()));
-    region_.Commit(end);
-    return absl::OkStatus();
-  }
+  absl::Status Commit(int64_t end) override;
 
  private:
   EmulatedRuntime* const runtime_;
@@ -115,16 +119,17 @@ class DeviceMemory : public Memory {
 
 class EmulatedRuntime : public kernels::cuda::Runtime, public kernels::Interprocess {
  public:
+  explicit EmulatedRuntime(int64_t memory_bytes) : memory_bytes_(memory_bytes) {}
   ~EmulatedRuntime() override { LRMOE_CHECK(regions_.empty()); }
 
   absl::string_view name() const override { return "emulated CUDA device"; }
   kernels::cuda::Stream stream() const override { return &queue_; }
-  int64_t memory_bytes() const override { return kMemoryBytes; }
+  int64_t memory_bytes() const override { return memory_bytes_; }
   bool Holds(const void* pointer) const override {
     return std::any_of(regions_.begin(), regions_.end(), [=](const Region* r) { return r->Has(pointer); });
   }
   absl::StatusOr<std::unique_ptr<Memory>> Reserve(int64_t bytes) override {
-    if (bytes > kMemoryBytes)
+    if (bytes > memory_bytes_)
       return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes of device memory"));
     absl::StatusOr<std::unique_ptr<Memory>> addresses = kernels::ReserveHostMemory(bytes + kPage);
     if (!addresses.ok()) return addresses.status();
@@ -187,14 +192,27 @@ class EmulatedRuntime : public kernels::cuda::Runtime, public kernels::Interproc
     return Synchronize();
   }
 
-  void Add(Region* region) { regions_.push_back(region); }
+  void Add(Region* region) {
+    regions_.push_back(region);
+    used_bytes_ += region->committed();
+  }
   void Remove(Region* region) {
     (void)Synchronize();
     std::erase(regions_, region);
+    used_bytes_ -= region->committed();
+  }
+  absl::Status Use(int64_t bytes) {
+    if (used_bytes_ + bytes > memory_bytes_)
+      return absl::ResourceExhaustedError(absl::StrCat("allocating ", bytes, " bytes of device memory, ",
+                                                       memory_bytes_ - used_bytes_, " are free"));
+    used_bytes_ += bytes;
+    return absl::OkStatus();
   }
 
  private:
   const std::string uuid_ = NextUuid();
+  const int64_t memory_bytes_;
+  int64_t used_bytes_ = 0;
   mutable StreamQueue queue_;
   std::vector<Region*> regions_;
   absl::Status overdue_;
@@ -237,6 +255,13 @@ DeviceMemory::DeviceMemory(EmulatedRuntime* runtime, std::shared_ptr<const void>
   regions.all.push_back(&region_);
 }
 
+absl::Status DeviceMemory::Commit(int64_t end) {
+  if (end > capacity()) return absl::ResourceExhaustedError(absl::StrCat(end, " bytes of ", capacity()));
+  const absl::Status status = runtime_->Use(region_.Missing(end));
+  if (status.ok()) region_.Commit(end);
+  return status;
+}
+
 DeviceMemory::~DeviceMemory() {
   runtime_->Remove(&region_);
   Regions& regions = AllRegions();
@@ -273,11 +298,12 @@ Region* RegionOf(const void* pointer) {
 }  // namespace
 
 std::unique_ptr<kernels::cuda::Runtime> MakeEmulatedRuntime() {
-  return std::make_unique<EmulatedRuntime>();
+  return std::make_unique<EmulatedRuntime>(kEmulatedMemoryBytes);
 }
 
-std::unique_ptr<kernels::Device> MakeEmulatedDevice() {
-  return kernels::cuda::MakeCudaDevice(std::make_unique<EmulatedRuntime>(), std::make_unique<EmulatedGemm>());
+std::unique_ptr<kernels::Device> MakeEmulatedDevice(int64_t memory_bytes) {
+  return kernels::cuda::MakeCudaDevice(std::make_unique<EmulatedRuntime>(memory_bytes),
+                                       std::make_unique<EmulatedGemm>());
 }
 
 void CopyAnywhere(void* to, const void* from, int64_t bytes) {

@@ -15,8 +15,11 @@
 
 namespace lrmoe::emulator {
 
-// Devices of one process are apart: none can reach another's memory, but for what emulated_ipc.h shares.
-std::unique_ptr<kernels::Device> MakeEmulatedDevice();
+inline constexpr int64_t kEmulatedMemoryBytes = int64_t{1} << 30;
+
+// Devices of one process are apart: none can reach another's memory, of which there is `memory_bytes`, but
+// for what emulated_ipc.h shares.
+std::unique_ptr<kernels::Device> MakeEmulatedDevice(int64_t memory_bytes = kEmulatedMemoryBytes);
 // The part of one below the device: memory and a stream.
 std::unique_ptr<kernels::cuda::Runtime> MakeEmulatedRuntime();
 

@@ -84,9 +84,9 @@ absl::Status ReadHistory(const Json& value, PlanningProblem& problem) {
 }
 
 absl::Status ReadModel(const Json& value, MemoryModelOptions& model) {
-  LRMOE_RETURN_IF_ERROR(CheckKeys(
-      "model", value,
-      {"hidden_size", "intermediate_size", "gated", "weight_bytes", "gradient_bytes", "packs_weights"}));
+  LRMOE_RETURN_IF_ERROR(CheckKeys("model", value,
+                                  {"hidden_size", "intermediate_size", "gated", "weight_bytes",
+                                   "gradient_bytes", "packs_weights", "optimizer_on_device"}));
   for (const auto& [key, item] : value.items()) {
     const std::string at = "model." + key;
     if (key == "hidden_size") LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, model.hidden_size));
@@ -94,10 +94,13 @@ absl::Status ReadModel(const Json& value, MemoryModelOptions& model) {
       LRMOE_RETURN_IF_ERROR(ReadInteger32(at, item, 0, model.intermediate_size));
     if (key == "weight_bytes") LRMOE_RETURN_IF_ERROR(ReadInteger(at, item, 1, 8, model.weight_bytes));
     if (key == "gradient_bytes") LRMOE_RETURN_IF_ERROR(ReadInteger(at, item, 1, 8, model.gradient_bytes));
-    if (key == "gated" || key == "packs_weights") {
-      if (!item.is_boolean()) return BadField(at, item, "true, false");
-      (key == "gated" ? model.gated : model.packs_weights) = item.get<bool>();
-    }
+    bool* const flag = key == "gated"                 ? &model.gated
+                       : key == "packs_weights"       ? &model.packs_weights
+                       : key == "optimizer_on_device" ? &model.optimizer_on_device
+                                                      : nullptr;
+    if (flag == nullptr) continue;
+    if (!item.is_boolean()) return BadField(at, item, "true, false");
+    *flag = item.get<bool>();
   }
   return absl::OkStatus();
 }

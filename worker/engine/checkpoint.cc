@@ -1,6 +1,7 @@
 #include "worker/engine/checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 #include <optional>
@@ -71,36 +72,73 @@ absl::string_view Dtype(DataType type) {
 }
 
 // The three fp32 parts of an expert's optimizer state and the endings of their names.
-std::vector<std::pair<const char*, std::span<float>>> StateParts(const OptimizerState& state) {
-  return {{".master", state.master}, {".exp_avg", state.m}, {".exp_avg_sq", state.v}};
-}
-constexpr const char* kStateEndings[] = {".master", ".exp_avg", ".exp_avg_sq"};
+constexpr std::pair<const char*, StatePart> kStateParts[] = {{".master", StatePart::kMaster},
+                                                             {".exp_avg", StatePart::kFirstMoment},
+                                                             {".exp_avg_sq", StatePart::kSecondMoment}};
 
 absl::Status FileSystemError(absl::string_view what, const std::string& path, const std::error_code& error) {
   return SystemError(what, path, error.value());
 }
 
-// `copies`: of weights that the host cannot read where they are; outlive the lists.
-absl::Status ListTensors(ExpertStore& store, std::vector<std::vector<std::byte>>* copies,
-                         std::vector<TensorToWrite>* weights, std::vector<TensorToWrite>* optimizer) {
+// Weights or one part of the state of the expert asked for last, where the host can read them: of what lies
+// elsewhere there is never more than one copy.
+class HostView {
+ public:
+  explicit HostView(ExpertStore* store) : store_(store) {}
+
+  absl::StatusOr<std::span<const std::byte>> Weights(int32_t layer, int32_t expert_idx) {
+    const std::array<int32_t, 3> at{layer, expert_idx, -1};
+    if (at != at_) {
+      LRMOE_ASSIGN_OR_RETURN(held_, store_->HostWeights(layer, expert_idx, bytes_));
+      at_ = at;
+    }
+    return held_;
+  }
+  absl::StatusOr<std::span<const std::byte>> State(int32_t layer, int32_t expert_idx, StatePart part) {
+    const std::array<int32_t, 3> at{layer, expert_idx, static_cast<int32_t>(part)};
+    if (at != at_) {
+      LRMOE_ASSIGN_OR_RETURN(const std::span<const float> values,
+                             store_->HostState(layer, expert_idx, part, floats_));
+      held_ = std::as_bytes(values);
+      at_ = at;
+    }
+    return held_;
+  }
+
+ private:
+  ExpertStore* const store_;
+  std::array<int32_t, 3> at_{-1, -1, -1};  // layer, expert, part or -1
+  std::span<const std::byte> held_;
+  std::vector<std::byte> bytes_;
+  std::vector<float> floats_;
+};
+
+// `view` outlives the lists.
+void ListTensors(const ExpertStore& store, HostView* view, std::vector<TensorToWrite>* weights,
+                 std::vector<TensorToWrite>* optimizer) {
   const LayerShape& shape = store.model().shape;
   const int64_t element = SizeInBytes(shape.dtype);
+  using Bytes = absl::StatusOr<std::span<const std::byte>>;
   for (int32_t layer = 0; layer < store.model().num_layers; ++layer) {
     for (const int32_t expert_idx : store.owned()) {
-      LRMOE_ASSIGN_OR_RETURN(const std::span<const std::byte> held,
-                             store.HostWeights(layer, expert_idx, copies->emplace_back()));
       for (const Piece& piece : Pieces(shape)) {
-        const std::string name = TensorName(layer, expert_idx, piece);
-        weights->push_back({name, Dtype(shape.dtype), piece.shape,
-                            held.subspan(piece.offset * element, piece.count() * element)});
-        for (const auto& [ending, values] : StateParts(store.State(layer, expert_idx))) {
-          optimizer->push_back({name + ending, "F32", piece.shape,
-                                std::as_bytes(values.subspan(piece.offset, piece.count()))});
+        const auto read = [=, at = piece.offset * element, size = piece.count() * element]() -> Bytes {
+          LRMOE_ASSIGN_OR_RETURN(const auto all, view->Weights(layer, expert_idx));
+          return all.subspan(at, size);
+        };
+        weights->push_back({TensorName(layer, expert_idx, piece), Dtype(shape.dtype), piece.shape, read});
+      }
+      for (const auto& [ending, part] : kStateParts) {
+        for (const Piece& piece : Pieces(shape)) {
+          const auto read = [=, part = part, at = piece.offset * 4, size = piece.count() * 4]() -> Bytes {
+            LRMOE_ASSIGN_OR_RETURN(const auto all, view->State(layer, expert_idx, part));
+            return all.subspan(at, size);
+          };
+          optimizer->push_back({TensorName(layer, expert_idx, piece) + ending, "F32", piece.shape, read});
         }
       }
     }
   }
-  return absl::OkStatus();
 }
 
 // Everything in the directory that is neither listed nor the manifest: shard manifests, files of a crashed
@@ -192,7 +230,7 @@ absl::Status CheckTensors(const ExpertStore& store, const std::vector<int32_t>& 
       for (const Piece& piece : Pieces(shape)) {
         const std::string name = TensorName(layer, expert_idx, piece);
         LRMOE_RETURN_IF_ERROR(weights.Check(name, Dtype(shape.dtype), piece.shape));
-        for (const char* ending : kStateEndings) {
+        for (const auto& [ending, part] : kStateParts) {
           LRMOE_RETURN_IF_ERROR(optimizer.Check(name + ending, "F32", piece.shape));
         }
       }
@@ -225,8 +263,8 @@ absl::Status WriteShard(ExpertStore& store, const std::string& directory, int64_
   shard.weights.name = TensorFileName("model", rank, world_size);
   shard.optimizer.name = TensorFileName("optimizer", rank, world_size);
   std::vector<TensorToWrite> weights, optimizer;
-  std::vector<std::vector<std::byte>> copies;
-  LRMOE_RETURN_IF_ERROR(ListTensors(store, &copies, &weights, &optimizer));
+  HostView view(&store);
+  ListTensors(store, &view, &weights, &optimizer);
   const std::map<std::string, std::string> metadata{{"format", "pt"}};
   LRMOE_ASSIGN_OR_RETURN(shard.weights.sum,
                          WriteSafetensors(aside + "/" + shard.weights.name, weights, metadata));
@@ -297,6 +335,7 @@ absl::Status CheckpointReader::Load(ExpertStore& store) const {
   const LayerShape& shape = store.model().shape;
   const int64_t element = SizeInBytes(shape.dtype);
   std::vector<std::byte> weights(store.parameters() * element);
+  std::vector<float> state(store.parameters());
   for (int32_t layer = 0; layer < store.model().num_layers; ++layer) {
     for (const int32_t replica : store.Replicas(layer)) store.DropReplica(layer, replica);
     for (const int32_t expert_idx : store.owned()) {
@@ -307,10 +346,13 @@ absl::Status CheckpointReader::Load(ExpertStore& store) const {
         const std::string name = TensorName(layer, expert_idx, piece);
         LRMOE_RETURN_IF_ERROR(shard.weights.Read(
             name, std::span(weights).subspan(piece.offset * element, piece.count() * element)));
-        for (const auto& [ending, values] : StateParts(store.State(layer, expert_idx))) {
+      }
+      for (const auto& [ending, part] : kStateParts) {
+        for (const Piece& piece : Pieces(shape))
           LRMOE_RETURN_IF_ERROR(shard.optimizer.Read(
-              name + ending, std::as_writable_bytes(values.subspan(piece.offset, piece.count()))));
-        }
+              TensorName(layer, expert_idx, piece) + ending,
+              std::as_writable_bytes(std::span(state).subspan(piece.offset, piece.count()))));
+        LRMOE_RETURN_IF_ERROR(store.SetState(layer, expert_idx, part, state));
       }
       LRMOE_RETURN_IF_ERROR(store.SetWeights(layer, expert_idx, weights));
     }

@@ -44,7 +44,8 @@ std::string Describe(const EngineState& state) {
                       shape.hidden_size, ", F ", shape.intermediate_size,
                       shape.gated ? ", gated " : ", plain ", Name(shape.activation), ", ", Name(shape.dtype),
                       options.recompute_activation ? ", recompute" : "", packed ? ", packed weights" : "",
-                      ", nodes ", absl::StrJoin(options.nodes, " "));
+                      options.optimizer_on_device ? ", optimizer on device" : "", ", nodes ",
+                      absl::StrJoin(options.nodes, " "));
 }
 
 // Tensors beyond the machine's memory cannot exist; addresses for that much cost nothing.
@@ -59,6 +60,7 @@ MemoryModelOptions MemoryModelOf(const EngineState& state, bool exact) {
   model.exact_router_gradient = exact;
   model.recompute_activation = state.options.recompute_activation;
   model.packs_weights = state.options.pack_weights && state.device->PacksWeights(state.type());
+  model.optimizer_on_device = state.options.optimizer_on_device;
   return model;
 }
 
@@ -69,12 +71,20 @@ absl::Status Prepare(EngineState& state, absl::StatusOr<std::unique_ptr<kernels:
   if (state.device == nullptr) {
     LRMOE_ASSIGN_OR_RETURN(state.device, kernels::CreateCpuDevice(state.options.num_threads));
   }
+  const bool on_device = state.options.optimizer_on_device;
+  if (on_device && state.device->Holds(&state))
+    return absl::InvalidArgumentError(
+        "optimizer_on_device is true on a device whose memory is the host's; allowed: false");
   LRMOE_ASSIGN_OR_RETURN(
-      state.store, ExpertStore::Create(state.options.model,
-                                       ContiguousOwners(shape.num_experts, state.num_ranks()), state.rank(),
-                                       state.device.get(), NumWeightForms(MemoryModelOf(state, false)) == 2));
-  LRMOE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> optimizer_device,
-                         kernels::CreateCpuDevice(state.options.num_threads));
+      state.store,
+      ExpertStore::Create(
+          state.options.model, ContiguousOwners(shape.num_experts, state.num_ranks()), state.rank(),
+          state.device.get(),
+          {.packed = NumWeightForms(MemoryModelOf(state, false)) == 2, .optimizer_on_device = on_device}));
+  std::unique_ptr<kernels::Device> optimizer_device;
+  if (!on_device) {
+    LRMOE_ASSIGN_OR_RETURN(optimizer_device, kernels::CreateCpuDevice(state.options.num_threads));
+  }
   LRMOE_ASSIGN_OR_RETURN(state.optimizer,
                          OptimizerQueue::Create(state.store.get(), std::move(optimizer_device)));
   LRMOE_ASSIGN_OR_RETURN(state.arena,

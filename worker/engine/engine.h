@@ -47,6 +47,9 @@ struct EngineOptions {
   bool recompute_activation = false;
   // Weights are held packed, once per direction, where the device and the sizes allow; equal on all ranks.
   bool pack_weights = true;
+  // Masters and moments lie in the device's memory, which is not the host's, and are updated there; equal on
+  // all ranks.
+  bool optimizer_on_device = false;
   // Every tensor block is filled with NaN before use; for tests.
   bool poison_buffers = false;
 };

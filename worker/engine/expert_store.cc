@@ -1,9 +1,6 @@
 #include "worker/engine/expert_store.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -11,34 +8,12 @@
 #include "common/check.h"
 #include "common/memory_model.h"
 #include "common/status_macros.h"
+#include "worker/engine/expert_holding.h"
 
 namespace lrmoe::engine {
 namespace {
 
-constexpr size_t kAlignment = 64;  // a cache line, and the widest vector
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr int64_t kDeviceAlignment = 256;  // what device memory comes in
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-template <typename T>
-using Buffer = std::unique_ptr<T[], Free>;
-
 static_assert(kPackedMultiple == kernels::kPackedMultiple);  // the memory model counts what kernels pack
-
-// Zeroed, so that the pages are there and not only promised. Null when memory cannot be had.
-template <typename T>
-Buffer<T> Allocate(int64_t count) {
-  const size_t size = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  void* p = nullptr;
-  if (posix_memalign(&p, size >= kHugePage ? kHugePage : kAlignment, size) != 0) return nullptr;
-  // GEMMs read short pieces of rows that are pages apart. Whole huge pages only: not a byte more is used.
-  // That the kernel gives none is no error.
-  if (size >= kHugePage) (void)madvise(p, size / kHugePage * kHugePage, MADV_HUGEPAGE);
-  std::memset(p, 0, size);
-  return Buffer<T>(static_cast<T*>(p));
-}
 
 // Rounds to nearest even; NaN stays NaN.
 uint16_t Fp32ToBf16(float value) {
@@ -90,16 +65,6 @@ void ForEachMatrix(const LayerShape& shape, Visit visit) {
   visit(h, f, width * h * SizeInBytes(shape.dtype));
 }
 
-// An instance with the memory it points to. Owned experts have the three optimizer buffers, replicas have
-// not.
-struct Holding {
-  ExpertInstance instance;
-  Buffer<std::byte> weights, backward_weights;  // host memory; the second where packed
-  Buffer<float> gradient;
-  std::unique_ptr<kernels::Memory> on_device;  // instead of the two
-  Buffer<float> master, m, v;
-};
-
 }  // namespace
 
 struct ExpertStore::Impl {
@@ -116,11 +81,13 @@ struct ExpertStore::Impl {
   int64_t optimizer_step = 0;
 
   kernels::Device* device = nullptr;
-  bool packed = false;
+  StoreLayout layout;
 
   int64_t parameters() const { return model.shape.parameters_per_expert(); }
   int64_t weight_bytes() const { return parameters() * SizeInBytes(model.shape.dtype); }
   bool in_host_memory() const { return device == nullptr || device->Holds(this); }
+  // [parameters()] values of an expert from the device's memory.
+  absl::StatusOr<std::span<const float>> Download(const float* values, std::vector<float>& copy);
 
   Layer& At(int32_t layer) {
     LRMOE_CHECK_GE(layer, 0);
@@ -133,47 +100,12 @@ struct ExpertStore::Impl {
     return At(layer).holdings[expert_idx];
   }
 
-  // Weights and gradient; false when memory cannot be had.
-  bool AddTensors(Holding& holding) {
-    const int64_t n = parameters();
-    if (in_host_memory()) {
-      holding.weights = Allocate<std::byte>(weight_bytes());
-      holding.gradient = Allocate<float>(n);
-      holding.instance.weights = holding.weights.get();
-      holding.instance.gradient = holding.gradient.get();
-      holding.instance.backward_weights = holding.weights.get();
-      if (packed) {
-        holding.backward_weights = Allocate<std::byte>(weight_bytes());
-        holding.instance.backward_weights = holding.backward_weights.get();
-      }
-      return holding.weights && holding.gradient && (!packed || holding.backward_weights);
-    }
-    const int64_t gradient_at = (weight_bytes() + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
-    const int64_t bytes = gradient_at + n * static_cast<int64_t>(sizeof(float));
-    absl::StatusOr<std::unique_ptr<kernels::Memory>> memory = device->Reserve(bytes);
-    if (!memory.ok() || !(*memory)->Commit(bytes).ok()) return false;
-    holding.on_device = *std::move(memory);
-    holding.instance.weights = holding.instance.backward_weights = holding.on_device->base();
-    holding.instance.gradient = reinterpret_cast<float*>(holding.on_device->base() + gradient_at);
-    device->Fill(holding.instance.weights, 0, bytes);
-    return true;
-  }
-
-  // False when memory cannot be had.
-  bool Add(int32_t layer, int32_t expert_idx, bool with_state) {
-    auto holding = std::make_unique<Holding>();
-    holding->instance.expert_idx = expert_idx;
-    const int64_t n = parameters();
-    if (!AddTensors(*holding)) return false;
-    if (with_state) {
-      holding->master = Allocate<float>(n);
-      holding->m = Allocate<float>(n);
-      holding->v = Allocate<float>(n);
-      if (!holding->master || !holding->m || !holding->v) return false;
-    }
-    At(layer, expert_idx) = std::move(holding);
+  absl::Status Add(int32_t layer, int32_t expert_idx, bool is_owned) {
+    LRMOE_ASSIGN_OR_RETURN(
+        At(layer, expert_idx),
+        AllocateExpert({parameters(), weight_bytes(), device, layout}, expert_idx, is_owned));
     ++At(layer).num_instances;
-    return true;
+    return absl::OkStatus();
   }
 };
 
@@ -182,9 +114,9 @@ ExpertStore::~ExpertStore() = default;
 
 absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec& model,
                                                                  std::vector<int32_t> owner, int32_t rank,
-                                                                 kernels::Device* device, bool packed) {
+                                                                 kernels::Device* device,
+                                                                 const StoreLayout& layout) {
   LRMOE_RETURN_IF_ERROR(Validate(model));
-  LRMOE_CHECK(!packed || (device != nullptr && device->PacksWeights(TypeOf(model.shape.dtype))));
   if (static_cast<int64_t>(owner.size()) != model.shape.num_experts)
     return absl::InvalidArgumentError(absl::StrCat(
         "owner has ", owner.size(), " experts; allowed: num_experts = ", model.shape.num_experts));
@@ -192,7 +124,10 @@ absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec
   impl->model = model;
   impl->rank = rank;
   impl->device = device;
-  impl->packed = packed;
+  impl->layout = layout;
+  LRMOE_CHECK(!layout.packed || (device != nullptr && impl->in_host_memory() &&
+                                 device->PacksWeights(TypeOf(model.shape.dtype))));
+  LRMOE_CHECK(!layout.optimizer_on_device || !impl->in_host_memory());
   for (int32_t expert_idx = 0; expert_idx < model.shape.num_experts; ++expert_idx) {
     if (owner[expert_idx] == rank) impl->owned.push_back(expert_idx);
   }
@@ -201,10 +136,12 @@ absl::StatusOr<std::unique_ptr<ExpertStore>> ExpertStore::Create(const ModelSpec
   for (int32_t layer = 0; layer < model.num_layers; ++layer) {
     impl->layers[layer].holdings.resize(model.shape.num_experts);
     for (int32_t expert_idx : impl->owned) {
-      if (!impl->Add(layer, expert_idx, /*with_state=*/true))
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "rank ", rank, ": no memory for layer ", layer, " expert ", expert_idx, " (", impl->parameters(),
-            " parameters, ", impl->owned.size(), " experts per layer, ", model.num_layers, " layers)"));
+      if (const absl::Status added = impl->Add(layer, expert_idx, /*is_owned=*/true); !added.ok())
+        return absl::Status(
+            added.code(),
+            absl::StrCat("rank ", rank, ": no memory for layer ", layer, " expert ", expert_idx, " (",
+                         impl->parameters(), " parameters, ", impl->owned.size(), " experts per layer, ",
+                         model.num_layers, " layers): ", std::string(added.message())));
     }
   }
   return std::unique_ptr<ExpertStore>(new ExpertStore(std::move(impl)));
@@ -234,7 +171,10 @@ bool ExpertStore::in_host_memory() const {
   return impl_->in_host_memory();
 }
 bool ExpertStore::packed() const {
-  return impl_->packed;
+  return impl_->layout.packed;
+}
+bool ExpertStore::optimizer_on_device() const {
+  return impl_->layout.optimizer_on_device;
 }
 
 ExpertInstance* ExpertStore::Find(int32_t layer, int32_t expert_idx) {
@@ -245,8 +185,7 @@ ExpertInstance* ExpertStore::Find(int32_t layer, int32_t expert_idx) {
 OptimizerState ExpertStore::State(int32_t layer, int32_t expert_idx) {
   const std::unique_ptr<Holding>& holding = impl_->At(layer, expert_idx);
   LRMOE_CHECK_EQ(impl_->owner[expert_idx], impl_->rank);
-  const size_t n = parameters();
-  return {{holding->master.get(), n}, {holding->m.get(), n}, {holding->v.get(), n}};
+  return holding->state;
 }
 
 ParameterVersion ExpertStore::version(int32_t layer) const {
@@ -270,7 +209,7 @@ ExpertInstance& ExpertStore::AddReplica(int32_t layer, int32_t expert_idx) {
   std::unique_ptr<Holding>& holding = impl_->At(layer, expert_idx);
   // The planner admits a replica only when the memory model has room for it, so no memory here is a broken
   // promise.
-  if (!holding) LRMOE_CHECK(impl_->Add(layer, expert_idx, /*with_state=*/false));
+  if (!holding) LRMOE_CHECK(impl_->Add(layer, expert_idx, /*is_owned=*/false).ok());
   return holding->instance;
 }
 
@@ -306,12 +245,16 @@ absl::Status ExpertStore::Load(int32_t layer, int32_t expert_idx, DataType type,
   Holding& holding = *impl_->At(layer, expert_idx);
   const DataType weight_type = spec.shape.dtype;
   const bool in_place = in_host_memory() && !packed();
-  std::vector<std::byte> aside(in_place ? 0 : impl_->weight_bytes());
-  std::byte* const weights = in_place ? holding.weights.get() : aside.data();
-  LoadElements(type, w1.data(), split, weight_type, weights, holding.master.get());
+  std::vector<std::byte> weights_aside(in_place ? 0 : impl_->weight_bytes());
+  std::vector<float> master_aside(optimizer_on_device() ? parameters() : 0);
+  std::byte* const weights = in_place ? holding.weights.get() : weights_aside.data();
+  float* const master = optimizer_on_device() ? master_aside.data() : holding.master.get();
+  LoadElements(type, w1.data(), split, weight_type, weights, master);
   LoadElements(type, w2.data(), parameters() - split, weight_type, weights + split * SizeInBytes(weight_type),
-               holding.master.get() + split);
-  return in_place ? absl::OkStatus() : SetWeights(layer, expert_idx, aside);
+               master + split);
+  if (optimizer_on_device())
+    LRMOE_RETURN_IF_ERROR(SetState(layer, expert_idx, StatePart::kMaster, master_aside));
+  return in_place ? absl::OkStatus() : SetWeights(layer, expert_idx, weights_aside);
 }
 
 void PackWeights(kernels::Device& device, const LayerShape& shape, const std::byte* plain,
@@ -351,15 +294,38 @@ absl::StatusOr<std::span<const std::byte>> ExpertStore::HostWeights(int32_t laye
   return std::span<const std::byte>(copy);
 }
 
+absl::StatusOr<std::span<const float>> ExpertStore::Impl::Download(const float* values,
+                                                                   std::vector<float>& copy) {
+  copy.resize(parameters());
+  device->Download(copy.data(), values, parameters() * static_cast<int64_t>(sizeof(float)));
+  LRMOE_RETURN_IF_ERROR(device->Wait());
+  return std::span<const float>(copy);
+}
+
 absl::StatusOr<std::span<const float>> ExpertStore::HostGradient(int32_t layer, int32_t expert_idx,
                                                                  std::vector<float>& copy) {
-  const ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
-  const auto n = static_cast<size_t>(parameters());
-  if (in_host_memory()) return std::span<const float>(instance.gradient, n);
-  copy.resize(n);
-  impl_->device->Download(copy.data(), instance.gradient, parameters() * static_cast<int64_t>(sizeof(float)));
-  LRMOE_RETURN_IF_ERROR(impl_->device->Wait());
-  return std::span<const float>(copy);
+  const float* const gradient = impl_->At(layer, expert_idx)->instance.gradient;
+  if (!in_host_memory()) return impl_->Download(gradient, copy);
+  return std::span(gradient, static_cast<size_t>(parameters()));
+}
+
+absl::StatusOr<std::span<const float>> ExpertStore::HostState(int32_t layer, int32_t expert_idx,
+                                                              StatePart part, std::vector<float>& copy) {
+  const std::span<const float> values = PartOf(State(layer, expert_idx), part);
+  if (optimizer_on_device()) return impl_->Download(values.data(), copy);
+  return values;
+}
+
+absl::Status ExpertStore::SetState(int32_t layer, int32_t expert_idx, StatePart part,
+                                   std::span<const float> values) {
+  const std::span<float> to = PartOf(State(layer, expert_idx), part);
+  LRMOE_CHECK_EQ(values.size(), to.size());
+  if (!optimizer_on_device()) {
+    std::copy(values.begin(), values.end(), to.begin());
+    return absl::OkStatus();
+  }
+  impl_->device->Upload(to.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
+  return impl_->device->Wait();
 }
 
 absl::Status ExpertStore::SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights) {
@@ -389,7 +355,10 @@ void ExpertStore::ZeroGradients(int32_t layer) {
 
 int64_t ExpertStore::bytes(int32_t layer) const {
   const int64_t forms = packed() ? 2 : 1;
-  return impl_->At(layer).num_instances * (forms * impl_->weight_bytes() + 4 * parameters());
+  const int64_t state = optimizer_on_device() ? static_cast<int64_t>(impl_->owned.size()) *
+                                                    kOptimizerBytesPerParameter * parameters()
+                                              : 0;
+  return impl_->At(layer).num_instances * (forms * impl_->weight_bytes() + 4 * parameters()) + state;
 }
 
 }  // namespace lrmoe::engine

@@ -31,9 +31,22 @@ struct ExpertInstance {
   ParameterVersion version{};             // of the weights held
 };
 
-// fp32 optimizer state of an owned expert, in host memory (not part of the device memory budget).
+// fp32 optimizer state of an owned expert, parameters_per_expert each: in host memory (not part of the
+// device memory budget), or in the device's (part of it), see StoreLayout.
 struct OptimizerState {
-  std::span<float> master, m, v;  // parameters_per_expert each
+  std::span<float> master, m, v;
+};
+enum class StatePart : uint8_t { kMaster, kFirstMoment, kSecondMoment };
+inline std::span<float> PartOf(const OptimizerState& state, StatePart part) {
+  return part == StatePart::kMaster ? state.master : part == StatePart::kFirstMoment ? state.m : state.v;
+}
+
+// How a store holds its experts.
+struct StoreLayout {
+  // The device packs the compute type, shares the host's memory, and H and F are multiples of
+  // kernels::kPackedMultiple.
+  bool packed = false;
+  bool optimizer_on_device = false;  // the device's memory is not the host's
 };
 
 // Not thread-safe; used by the engine thread. The optimizer queue works on spans it was given (see
@@ -42,12 +55,11 @@ class ExpertStore {
  public:
   // `owner` [E]: the owning rank of each expert, in every layer alike. Allocates weights, gradients (zero),
   // masters and moments (zero) of the owned experts; ResourceExhausted when memory cannot be had. Weights and
-  // gradients lie in the memory of `device`, which outlives the store; null: host memory. `packed`: the
-  // device packs the compute type, and H and F are multiples of kernels::kPackedMultiple.
+  // gradients lie in the memory of `device`, which outlives the store; null: host memory.
   static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(const ModelSpec& model,
                                                              std::vector<int32_t> owner, int32_t rank,
                                                              kernels::Device* device = nullptr,
-                                                             bool packed = false);
+                                                             const StoreLayout& layout = {});
   ~ExpertStore();
 
   const ModelSpec& model() const;
@@ -59,10 +71,11 @@ class ExpertStore {
   kernels::Device& device();    // the store was given one
   bool in_host_memory() const;  // weights and gradients
   bool packed() const;
+  bool optimizer_on_device() const;
 
   // The instance of an expert on this rank, or nullptr when it holds none.
   ExpertInstance* Find(int32_t layer, int32_t expert_idx);
-  OptimizerState State(int32_t layer, int32_t expert_idx);  // expert must be owned
+  OptimizerState State(int32_t layer, int32_t expert_idx);  // where it lies; expert must be owned
 
   // Version of a layer's owned experts: 0 before its weights are loaded, then 1, +1 per update. Equal on all
   // ranks.
@@ -85,18 +98,21 @@ class ExpertStore {
   // The backward form of an instance from its forward form, which was written. Nothing where not packed.
   void RepackWeights(int32_t layer, int32_t expert_idx);
 
-  // Plain weights and gradient where the host can read them: where they are, or in `copy`.
+  // Plain weights, gradient and state where the host can read them: where they are, or in `copy`.
   absl::StatusOr<std::span<const std::byte>> HostWeights(int32_t layer, int32_t expert_idx,
                                                          std::vector<std::byte>& copy);
   absl::StatusOr<std::span<const float>> HostGradient(int32_t layer, int32_t expert_idx,
                                                       std::vector<float>& copy);
+  absl::StatusOr<std::span<const float>> HostState(int32_t layer, int32_t expert_idx, StatePart part,
+                                                   std::vector<float>& copy);
+  absl::Status SetState(int32_t layer, int32_t expert_idx, StatePart part, std::span<const float> values);
   // The weights of one instance from host memory, in the compute type and plain.
   absl::Status SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights);
 
   void ZeroGradients(int32_t layer);  // owned and replica gradients
 
-  int64_t bytes(int32_t layer)
-      const;  // weights + gradients of owned experts and replicas, as the memory model counts them
+  // Weights and gradients of owned experts and replicas, and state on the device, as the memory model counts.
+  int64_t bytes(int32_t layer) const;
 
  private:
   struct Impl;

@@ -17,8 +17,9 @@ using AdamWStep = kernels::Device::AdamWStep;
 class OptimizerQueue {
  public:
   // `device` computes in host memory and is used from the queue's thread only: give it one of its own. When
-  // the store's weights and gradients lie elsewhere they are copied, one expert at a time, by the store's
-  // device.
+  // the store's weights and gradients lie elsewhere they cross in chunks through pinned memory, while the
+  // host computes the chunk between. When its optimizer state does too, nothing crosses: the store's device
+  // computes, and `device` is null. ResourceExhausted: no memory for chunks, no thread.
   static absl::StatusOr<std::unique_ptr<OptimizerQueue>> Create(ExpertStore* store,
                                                                 std::unique_ptr<kernels::Device> device);
   ~OptimizerQueue();  // drains, then joins

@@ -32,6 +32,12 @@ int64_t DtypeBytes(absl::string_view dtype) {
   return 0;
 }
 
+int64_t DataBytes(const TensorToWrite& tensor) {
+  int64_t bytes = DtypeBytes(tensor.dtype);
+  for (int64_t extent : tensor.shape) bytes *= extent;
+  return bytes;
+}
+
 bool IsSize(const json& value) {
   return value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX;
 }
@@ -94,9 +100,7 @@ absl::StatusOr<FileSum> WriteSafetensors(const std::string& path, std::span<cons
   header[kMetadata] = metadata;
   int64_t offset = 0;
   for (const TensorToWrite& tensor : tensors) {
-    int64_t bytes = DtypeBytes(tensor.dtype);
-    for (int64_t extent : tensor.shape) bytes *= extent;
-    LRMOE_CHECK_EQ(bytes, static_cast<int64_t>(tensor.bytes.size()));
+    const int64_t bytes = DataBytes(tensor);
     LRMOE_CHECK(!header.contains(tensor.name));
     header[tensor.name] = {{"dtype", std::string(tensor.dtype)},
                            {"shape", tensor.shape},
@@ -114,7 +118,11 @@ absl::StatusOr<FileSum> WriteSafetensors(const std::string& path, std::span<cons
   const uint64_t length = text.size();
   LRMOE_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(&length, 1))));
   LRMOE_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(text.data(), text.size()))));
-  for (const TensorToWrite& tensor : tensors) LRMOE_RETURN_IF_ERROR(writer.Write(tensor.bytes));
+  for (const TensorToWrite& tensor : tensors) {
+    LRMOE_ASSIGN_OR_RETURN(const std::span<const std::byte> values, tensor.bytes());
+    LRMOE_CHECK_EQ(DataBytes(tensor), static_cast<int64_t>(values.size()));
+    LRMOE_RETURN_IF_ERROR(writer.Write(values));
+  }
   return writer.Finish();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -16,15 +17,17 @@
 
 namespace lrmoe::engine {
 
-// A tensor to be written. `bytes` is row-major, little-endian, and has exactly the size the shape says.
+// A tensor to be written. `bytes` gives its values, row-major, little-endian, exactly as many as the shape
+// says; they stay valid until another tensor's are asked for.
 struct TensorToWrite {
   std::string name;
   absl::string_view dtype;  // "BF16" or "F32"
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;
+  std::function<absl::StatusOr<std::span<const std::byte>>()> bytes;
 };
 
-// In the order given; data begins at a multiple of 8. Synced. Names must be distinct. Errors of FileWriter.
+// In the order given, in which values are asked for once each; data begins at a multiple of 8. Synced. Names
+// must be distinct. Errors of FileWriter and of `bytes`.
 absl::StatusOr<FileSum> WriteSafetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                                          const std::map<std::string, std::string>& metadata);
 

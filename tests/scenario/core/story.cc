@@ -140,6 +140,7 @@ core::Event Story::ParseMessage(const Words& words, const Values& values) const 
     hello.replica_slots = static_cast<int32_t>(Number(values, "slots", 1));
     hello.recompute_activation = Number(values, "recompute", 0) != 0;
     hello.packs_fp32_weights = Number(values, "packs_fp32", 0) != 0;
+    hello.optimizer_on_device = Number(values, "optimizer_on_device", 0) != 0;
     hello.rows_per_ms = static_cast<double>(Number(values, "rows_per_ms", 0));
     event.message = hello;
   } else if (command == "model") {
@@ -248,6 +249,7 @@ std::string Story::ShowProblem(const core::StartPlan& start) const {
   if (absl::StrJoin(residents, "") != "")
     absl::StrAppend(&out, " resident ", absl::StrJoin(residents, " | "));
   if (problem.model.recompute_activation) absl::StrAppend(&out, " activations recomputed");
+  if (problem.model.optimizer_on_device) absl::StrAppend(&out, " optimizer on device");
   if (problem.policy != options_.policy)
     absl::StrAppend(&out, " rates ", absl::StrJoin(problem.policy.rates, ","));
   return out;

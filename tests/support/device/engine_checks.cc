@@ -131,11 +131,12 @@ CheckResult CheckSteps(const EngineDevice& on) {
   Comparison comparison("steps with updates");
   const MoeProblem problem = RandomProblem(Shape(on, DataType::kBf16), Tokens(on, 2, 7), Routing::kSkewed, 7);
   ScriptedPlans plans{.seed = 7, .replica_probability = 0.5, .retention = 0.7};
-  std::vector<float> norms[2];
-  LayerOutput outputs[2];
-  for (const int which : {0, 1}) {
+  std::vector<float> norms[3];  // the CPU; the device, state on the host; state on the device
+  LayerOutput outputs[3];
+  for (const int which : {0, 1, 2}) {
     RunSetup setup{{}, plans, {}};
-    if (which == 1) setup = OnDevice(on, std::move(setup));
+    if (which > 0) setup = OnDevice(on, std::move(setup));
+    setup.options.optimizer_on_device = which == 2;
     comparison.Ok(RunRanks(problem, setup, outputs[which], [&](RankRun& run) -> absl::Status {
       for (int64_t step = 1; step <= 2; ++step) {
         for (int32_t micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -153,8 +154,10 @@ CheckResult CheckSteps(const EngineDevice& on) {
       return run.Forward({3, 0, 0}, false).status();
     }));
   }
-  comparison.Near("gradient norm", norms[1], norms[0], DataType::kBf16);
-  comparison.Same(outputs[1], outputs[0], DataType::kBf16);
+  for (const int which : {1, 2}) {
+    comparison.Near("gradient norm", norms[which], norms[0], DataType::kBf16);
+    comparison.Same(outputs[which], outputs[0], DataType::kBf16);
+  }
   return comparison.result();
 }
 

@@ -25,7 +25,7 @@ std::vector<CheckResult> CheckLayers(const EngineDevice& on, const std::vector<i
 // Plain experts and the criteria of the ablation.
 CheckResult CheckCriteria(const EngineDevice& on);
 // Steps of several micro-batches with updates, gradient norms, replicas that are refreshed, and an
-// evaluation.
+// evaluation; optimizer state on the host and on the device.
 CheckResult CheckSteps(const EngineDevice& on);
 
 }  // namespace lrmoe::testing

@@ -107,6 +107,7 @@ WorkerMessage RandomWorkerMessage(Random& random) {
       hello.recompute_activation = random.Below(2) == 0;
       hello.packs_bf16_weights = random.Below(2) == 0;
       hello.packs_fp32_weights = random.Below(2) == 0;
+      hello.optimizer_on_device = random.Below(2) == 0;
       return hello;
     }
     case 1: {

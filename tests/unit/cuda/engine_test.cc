@@ -5,22 +5,10 @@
 #include "tests/support/device/device_checks.h"
 #include "tests/support/device/engine_checks.h"
 #include "tests/support/emulated_cuda.h"
-#include "worker/transport/inproc.h"
+#include "tests/unit/cuda/emulated_engine.h"
 
 namespace lrmoe::testing {
 namespace {
-
-EngineDevice Emulated() {
-  return {.make_device = [] { return emulator::MakeEmulatedDevice(); },
-          .make_transports =
-              [](int32_t num_ranks) {
-                return transport::CreateInprocGroup(num_ranks,
-                                                    [](std::byte* to, const std::byte* from, int64_t bytes) {
-                                                      emulator::CopyAnywhere(to, from, bytes);
-                                                      return absl::OkStatus();
-                                                    });
-              }};
-}
 
 void RequirePassed(const std::vector<CheckResult>& results) {
   for (const CheckResult& result : results) {

@@ -104,7 +104,7 @@ TEST_CASE("the queue writes packed weights that are the plain ones", "[optimizer
       spec.num_layers = 1;
       spec.shape = {
           .num_experts = 2, .top_k = 1, .hidden_size = 64, .intermediate_size = 128, .dtype = dtype};
-      auto store = ExpertStore::Create(spec, {0, 0}, 0, device.get(), packed);
+      auto store = ExpertStore::Create(spec, {0, 0}, 0, device.get(), {.packed = packed});
       REQUIRE(store.ok());
       Random random(5);
       for (int32_t expert_idx : {0, 1}) {

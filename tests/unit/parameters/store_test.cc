@@ -58,7 +58,7 @@ TEST_CASE("a store that packs gives back what was put in, and holds both forms")
     ModelSpec spec = Spec(dtype);
     spec.shape.hidden_size = 128;
     spec.shape.intermediate_size = 64;
-    const auto made = ExpertStore::Create(spec, {0, 1, 0, 1, 2}, 0, device.get(), true);
+    const auto made = ExpertStore::Create(spec, {0, 1, 0, 1, 2}, 0, device.get(), {.packed = true});
     REQUIRE(made.ok());
     ExpertStore& store = **made;
     const int64_t parameters = store.parameters(), bytes = parameters * SizeInBytes(dtype);

@@ -55,6 +55,8 @@ TEST_CASE("every mistake is named with field, value and what is allowed", "[sim]
            {"{" + base + ", \"window_us\": \"inf\"}", "window_us is \"inf\"; allowed: a number"},
            {"{" + base + ", \"on_infeasible\": \"cry\"}", "on_infeasible is \"cry\""},
            {"{" + base + ", \"model\": {\"gated\": 1}}", "model.gated is 1; allowed: true, false"},
+           {"{" + base + ", \"model\": {\"optimizer_on_device\": \"yes\"}}",
+            "model.optimizer_on_device is \"yes\"; allowed: true, false"},
            {"{" + base + ", \"model\": {\"hidden_size\": 0}}", "model.hidden_size is 0; allowed: 1..65536"},
            {"{" + base + ", \"bandwidth\": {\"intra_node_gb_per_s\": 0}}",
             "bandwidth.intra_node_gb_per_s is 0"},
@@ -113,6 +115,23 @@ TEST_CASE("damaged problems are read or refused, never worse", "[sim]") {
     if (plan.ok()) CHECK(planner::CheckPlan(*problem, *plan).ok());
   }
   CHECK(read > 100);
+}
+
+TEST_CASE("optimizer state on the device counts for owned experts, 12 bytes per parameter", "[sim]") {
+  const auto experts = [](const std::string& optimizer) {
+    const auto problem = ReadProblem(R"({"counts": [[90, 5], [90, 5]], "ranks": [{}, {}], "owner": [0, 1],
+                        "model": {"hidden_size": 16, "intermediate_size": 8)" +
+                                     optimizer + "}}");
+    REQUIRE(problem.ok());
+    const auto plan = planner::Plan(*problem);
+    REQUIRE(plan.ok());
+    REQUIRE(plan->ranks[1].memory_bytes.replicas > 0);
+    return plan->ranks[1].memory_bytes;
+  };
+  const int64_t parameters = 3 * 16 * 8;
+  CHECK(experts("").experts == parameters * (2 + 4));
+  CHECK(experts(R"(, "optimizer_on_device": true)").experts == parameters * (2 + 4 + 12));
+  CHECK(experts(R"(, "optimizer_on_device": true)").replicas == experts("").replicas);
 }
 
 TEST_CASE("the plan's JSON has the fixed fields", "[sim]") {
