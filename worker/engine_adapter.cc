@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "kernels/kernels.h"
 
 namespace lrmoe {
 namespace {
@@ -80,6 +81,7 @@ class EngineAdapter final : public worker::EnginePort {
   ParameterVersion version(int32_t layer) override { return engine_->store().version(layer); }
   int64_t optimizer_step() override { return engine_->store().optimizer_step(); }
   const std::vector<int32_t>& owned() override { return engine_->store().owned(); }
+  kernels::Interprocess* interprocess() override { return engine_->device().interprocess(); }
 
  private:
   const std::unique_ptr<engine::Engine> engine_;

@@ -153,6 +153,7 @@ worker::ServiceOptions Supervisor::MakeServiceOptions() {
   options.world_size = place_->rank.size;
   options.arena_limits.max_total_bytes =
       settings_.arena_memory_bytes > 0 ? settings_.arena_memory_bytes : worker::PhysicalMemoryBytes();
+  options.event_timeout = settings_.collective_timeout;
   options.version = std::string(Version());
   options.create_engine = [this, engine_options](const ModelSpec& model) {
     engine::EngineOptions with_model = engine_options;

@@ -113,8 +113,8 @@ absl::StatusOr<std::unique_ptr<SharedFile>> SharedFile::Open(absl::string_view b
 SharedFile::~SharedFile() {
   if (!owner_)
     --header_->openings;
-  else if (header_->openings > 0)
-    Misuse("freed while it is open elsewhere");
+  else if (header_->openings > 0 && !memory_.empty())
+    Misuse("memory is freed while it is open elsewhere");
   munmap(header_, kPage + memory_.size());
   close(fd_);
 }

@@ -1,5 +1,6 @@
 // What emulated CUDA processes share: memory and events in memory files, and handles that name such a file
-// and its process. Opened twice, as CUDA forbids, or freed while it is open: the program aborts and says so.
+// and its process. Memory opened twice, as CUDA forbids, or freed while it is open: the program aborts and
+// says so.
 #pragma once
 
 #include <chrono>

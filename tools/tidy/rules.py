@@ -28,7 +28,7 @@ ALLOWED_INCLUDES = {
     "worker/agent": ["common/", "worker/agent/"],
     # The interfaces of the engine, not its parts.
     "worker/rpc": ["common/", "proto/", "lrmoe/v1/", "worker/agent/", "worker/rpc/", "worker/engine/engine.h",
-                   "worker/engine/plan_provider.h"],
+                   "worker/engine/plan_provider.h", "kernels/interprocess.h"],
     "worker/launcher": ["common/", "worker/launcher/"],
     "worker/client": ["common/", "proto/", "lrmoe/v1/", "worker/client/"],
     "tools": ["common/", "proto/", "lrmoe/v1/"],

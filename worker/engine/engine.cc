@@ -333,6 +333,9 @@ absl::Status Engine::Finish() {
       .status();
 }
 
+kernels::Device& Engine::device() {
+  return *impl_->device;
+}
 ExpertStore& Engine::store() {
   return *impl_->store;
 }

@@ -138,6 +138,7 @@ class Engine {
   absl::Status Finish();
 
   ExpertStore& store();
+  kernels::Device& device();
   int64_t open_contexts() const;
   int64_t peak_bytes() const;     // measured over all layers since Create, as the memory model counts bytes
   int64_t arena_growths() const;  // times that tensor memory had to grow; constant in a steady state

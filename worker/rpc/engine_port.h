@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/layer_shape.h"
+#include "kernels/interprocess.h"
 #include "worker/engine/engine.h"
 
 namespace lrmoe::worker {
@@ -50,6 +51,8 @@ class EnginePort {
   virtual ParameterVersion version(int32_t layer) = 0;
   virtual int64_t optimizer_step() = 0;
   virtual const std::vector<int32_t>& owned() = 0;  // ascending
+  // What the device shares with other processes; null: it computes on the CPU.
+  virtual kernels::Interprocess* interprocess() = 0;
 };
 
 // Called on the engine thread when the first framework attaches. Collective.

@@ -69,11 +69,14 @@ void EngineThread::Run() {
 
 // Returns the error that ended the epoch, when this job brought it about.
 absl::Status EngineThread::RunJob(Job& job, const absl::Status& ended, EngineSlot& slot) {
+  absl::Status status = ended.ok() ? job.run(slot) : ended;
+  // Before the answer: its receiver may free memory that the call was the last to use.
+  job.run = nullptr;
+  slot.openings.CloseUnused();
   if (!ended.ok()) {
     job.done(ended);
     return absl::OkStatus();
   }
-  absl::Status status = job.run(slot);
   if (EndsEpoch(status)) {
     const absl::Status death = EndWith(status);
     job.done(status);

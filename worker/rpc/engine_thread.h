@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "worker/rpc/device_memory.h"
 #include "worker/rpc/engine_port.h"
 
 namespace lrmoe::worker {
@@ -22,12 +23,15 @@ namespace lrmoe::worker {
 struct EngineSlot {
   ModelSpec model;
   std::unique_ptr<EnginePort> engine;  // null before the first attach
+  Openings openings;                   // of its device; after the engine, to be closed before it goes
 };
 
 class EngineThread {
  public:
   struct Job {
-    std::function<absl::Status(EngineSlot&)> run;   // on the engine thread, unless the epoch is over
+    // On the engine thread, unless the epoch is over. Destroyed before `done`, and then what nothing else
+    // needs of the slot's openings.
+    std::function<absl::Status(EngineSlot&)> run;
     std::function<void(const absl::Status&)> done;  // always, once, on the engine thread
   };
 

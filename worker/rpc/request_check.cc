@@ -55,16 +55,23 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
                       "]");
 }
 
+struct Access {
+  bool written = false;
+  bool rows = false;  // of the device: may lie in its memory
+};
+
 // Turns the descriptors of one request into spans, and checks that what is written overlaps nothing else.
 class Tensors {
  public:
-  explicit Tensors(const ArenaSet& arenas) : arenas_(arenas) {}
+  // Without `device`: everything lies in arenas.
+  explicit Tensors(const ArenaSet& arenas, const DeviceShares* device = nullptr)
+      : arenas_(arenas), device_(device) {}
 
   // `shape`: the sizes it must have; kAny allows any. The span is empty when a size is 0 (the arena is then
   // not needed).
   absl::StatusOr<std::span<std::byte>> Get(absl::string_view field, const v1::Tensor& tensor,
                                            v1::DataType type, const std::vector<int64_t>& shape,
-                                           bool written = false) {
+                                           Access access = {}) {
     if (tensor.dtype() != type) {
       return absl::InvalidArgumentError(
           absl::StrCat(field, ".dtype: ", NameOf(tensor.dtype()), ", allowed is ", NameOf(type)));
@@ -87,7 +94,7 @@ class Tensors {
             absl::StrCat(field, ".shape: ", ShapeText(given), " is over 2^63 bytes"));
       }
     }
-    return Place(field, tensor, static_cast<int64_t>(bytes), written);
+    return Place(field, tensor, static_cast<int64_t>(bytes), access);
   }
 
   // Call once, after the last Get.
@@ -103,7 +110,16 @@ class Tensors {
     return absl::OkStatus();
   }
 
-  HeldArenas TakeHeld() { return std::move(held_); }
+  // The events that order what lies in device memory; null when nothing does.
+  absl::StatusOr<std::shared_ptr<const SharedEvents>> Events() const {
+    if (on_device_.empty()) return nullptr;
+    std::shared_ptr<const SharedEvents> events = device_->events();
+    if (events != nullptr) return events;
+    return absl::FailedPreconditionError(
+        absl::StrCat(on_device_, ".device_memory: nothing orders its use; call ShareEvents first"));
+  }
+
+  HeldMemory TakeHeld() { return std::move(held_); }
 
  private:
   struct Used {
@@ -114,32 +130,61 @@ class Tensors {
   };
 
   absl::StatusOr<std::span<std::byte>> Place(absl::string_view field, const v1::Tensor& tensor, int64_t bytes,
-                                             bool written) {
-    auto arena = arenas_.Find(tensor.arena());
-    if (!arena.ok()) {
-      return absl::Status(arena.status().code(), absl::StrCat(field, ".arena: ", arena.status().message()));
-    }
-    const std::span<std::byte> memory = (*arena)->memory();
-    const auto arena_bytes = static_cast<int64_t>(memory.size());
-    if (bytes > arena_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(field, ": ", bytes, " bytes do not fit arena ",
-                                                     tensor.arena(), " of ", arena_bytes, " bytes"));
+                                             Access access) {
+    LRMOE_ASSIGN_OR_RETURN(const std::span<std::byte> memory, Memory(field, tensor, access));
+    const auto memory_bytes = static_cast<int64_t>(memory.size());
+    const std::string name = tensor.device_memory() != 0
+                                 ? absl::StrCat("device memory ", tensor.device_memory())
+                                 : absl::StrCat("arena ", tensor.arena());
+    if (bytes > memory_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ": ", bytes, " bytes do not fit ", name, " of ", memory_bytes, " bytes"));
     }
     const int64_t offset = tensor.offset_bytes();
-    if (offset < 0 || offset > arena_bytes - bytes || offset % kAlignment != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, ".offset_bytes: ", offset, ", allowed are multiples of ", kAlignment, " in 0..",
-          arena_bytes - bytes, " (", bytes, " bytes in arena ", tensor.arena(), " of ", arena_bytes, ")"));
+    if (offset < 0 || offset > memory_bytes - bytes || offset % kAlignment != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ".offset_bytes: ", offset, ", allowed are multiples of ", kAlignment, " in 0..",
+                       memory_bytes - bytes, " (", bytes, " bytes in ", name, " of ", memory_bytes, ")"));
     }
     const auto span = memory.subspan(static_cast<size_t>(offset), static_cast<size_t>(bytes));
-    used_.push_back({std::string(field), span.data(), span.data() + span.size(), written});
-    held_.push_back(*std::move(arena));
+    used_.push_back({std::string(field), span.data(), span.data() + span.size(), access.written});
     return span;
   }
 
+  // All of what the descriptor names.
+  absl::StatusOr<std::span<std::byte>> Memory(absl::string_view field, const v1::Tensor& tensor,
+                                              Access access) {
+    if (tensor.device_memory() == 0) {
+      auto arena = arenas_.Find(tensor.arena());
+      if (!arena.ok()) return Named(field, ".arena: ", arena.status());
+      held_.push_back(*arena);
+      return (*arena)->memory();
+    }
+    if (tensor.arena() != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ": names arena ", tensor.arena(),
+                                                     " and device memory ", tensor.device_memory(),
+                                                     ", allowed is one of them"));
+    }
+    if (device_ == nullptr || !access.rows) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ".device_memory: ", tensor.device_memory(),
+                                                     ", allowed is an arena: the host works on it"));
+    }
+    auto imported = device_->Find(tensor.device_memory());
+    if (!imported.ok()) return Named(field, ".device_memory: ", imported.status());
+    if (on_device_.empty()) on_device_ = std::string(field);
+    held_.push_back(*imported);
+    return (*imported)->memory;
+  }
+
+  static absl::Status Named(absl::string_view field, absl::string_view part, const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(field, part, status.message()));
+  }
+
   const ArenaSet& arenas_;
+  const DeviceShares* const device_;
   std::vector<Used> used_;
-  HeldArenas held_;
+  HeldMemory held_;
+  std::string on_device_;  // the first field that lies there
 };
 
 template <typename T>
@@ -170,47 +215,51 @@ absl::StatusOr<Invocation> CheckInvocation(const v1::Invocation& invocation, con
 }
 
 absl::StatusOr<ForwardCall> CheckForward(const v1::ForwardRequest& request, const ModelSpec& model,
-                                         const ArenaSet& arenas) {
+                                         const ArenaSet& arenas, const DeviceShares& device) {
   ForwardCall call;
   LRMOE_ASSIGN_OR_RETURN(call.args.invocation, CheckInvocation(request.invocation(), model));
   const int64_t h = model.shape.hidden_size, k = model.shape.top_k;
   const v1::DataType type = WireType(model.shape.dtype);
-  Tensors tensors(arenas);
-  LRMOE_ASSIGN_OR_RETURN(call.args.x, tensors.Get("x", request.x(), type, {kAny, h}));
+  Tensors tensors(arenas, &device);
+  LRMOE_ASSIGN_OR_RETURN(call.args.x, tensors.Get("x", request.x(), type, {kAny, h}, {.rows = true}));
   const int64_t t = request.x().shape(0);
   if (t > kMaxPairs / k) return OutOfRange("x.shape[0]", t, 0, kMaxPairs / k);
   call.args.num_tokens = t;
   LRMOE_ASSIGN_OR_RETURN(auto ids,
                          tensors.Get("expert_idx", request.expert_idx(), v1::DATA_TYPE_INT32, {t, k}));
   LRMOE_ASSIGN_OR_RETURN(auto alpha, tensors.Get("alpha", request.alpha(), v1::DATA_TYPE_FP32, {t, k}));
-  LRMOE_ASSIGN_OR_RETURN(call.args.y, tensors.Get("y", request.y(), type, {t, h}, /*written=*/true));
+  LRMOE_ASSIGN_OR_RETURN(call.args.y,
+                         tensors.Get("y", request.y(), type, {t, h}, {.written = true, .rows = true}));
   LRMOE_RETURN_IF_ERROR(tensors.CheckOverlap());
   call.args.expert_idx = As<const int32_t>(ids);
   call.args.alpha = As<const float>(alpha);
   call.args.needs_backward = !request.evaluation();
+  LRMOE_ASSIGN_OR_RETURN(call.events, tensors.Events());
   call.held = tensors.TakeHeld();
   return call;
 }
 
 absl::StatusOr<BackwardCall> CheckBackward(const v1::BackwardRequest& request, const ModelSpec& model,
-                                           const ArenaSet& arenas) {
+                                           const ArenaSet& arenas, const DeviceShares& device) {
   BackwardCall call;
   LRMOE_ASSIGN_OR_RETURN(call.args.invocation, CheckInvocation(request.invocation(), model));
   const int64_t h = model.shape.hidden_size, k = model.shape.top_k;
   const v1::DataType type = WireType(model.shape.dtype);
-  Tensors tensors(arenas);
-  LRMOE_ASSIGN_OR_RETURN(call.args.dy, tensors.Get("dy", request.dy(), type, {kAny, h}));
+  Tensors tensors(arenas, &device);
+  LRMOE_ASSIGN_OR_RETURN(call.args.dy, tensors.Get("dy", request.dy(), type, {kAny, h}, {.rows = true}));
   const int64_t t = request.dy().shape(0);
-  LRMOE_ASSIGN_OR_RETURN(call.args.dx, tensors.Get("dx", request.dx(), type, {t, h}, /*written=*/true));
+  LRMOE_ASSIGN_OR_RETURN(call.args.dx,
+                         tensors.Get("dx", request.dx(), type, {t, h}, {.written = true, .rows = true}));
   LRMOE_ASSIGN_OR_RETURN(
-      auto dalpha, tensors.Get("dalpha", request.dalpha(), v1::DATA_TYPE_FP32, {t, k}, /*written=*/true));
+      auto dalpha, tensors.Get("dalpha", request.dalpha(), v1::DATA_TYPE_FP32, {t, k}, {.written = true}));
   call.args.dalpha = As<float>(dalpha);
   if (request.has_kept()) {
     LRMOE_ASSIGN_OR_RETURN(
-        auto kept, tensors.Get("kept", request.kept(), v1::DATA_TYPE_UINT8, {t, k}, /*written=*/true));
+        auto kept, tensors.Get("kept", request.kept(), v1::DATA_TYPE_UINT8, {t, k}, {.written = true}));
     call.args.kept = As<uint8_t>(kept);
   }
   LRMOE_RETURN_IF_ERROR(tensors.CheckOverlap());
+  LRMOE_ASSIGN_OR_RETURN(call.events, tensors.Events());
   call.held = tensors.TakeHeld();
   return call;
 }
@@ -254,9 +303,9 @@ absl::StatusOr<ExportExpertCall> CheckExportExpert(const v1::ExportExpertRequest
   const int64_t h = model.shape.hidden_size, f = model.shape.intermediate_size;
   Tensors tensors(arenas);
   LRMOE_ASSIGN_OR_RETURN(auto w1, tensors.Get("gate_up", request.gate_up(), v1::DATA_TYPE_FP32,
-                                              {model.shape.fc1_width(), h}, /*written=*/true));
+                                              {model.shape.fc1_width(), h}, {.written = true}));
   LRMOE_ASSIGN_OR_RETURN(auto w2,
-                         tensors.Get("down", request.down(), v1::DATA_TYPE_FP32, {h, f}, /*written=*/true));
+                         tensors.Get("down", request.down(), v1::DATA_TYPE_FP32, {h, f}, {.written = true}));
   LRMOE_RETURN_IF_ERROR(tensors.CheckOverlap());
   call.w1 = As<float>(w1);
   call.w2 = As<float>(w2);

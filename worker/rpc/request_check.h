@@ -1,5 +1,6 @@
 // Requests of the worker protocol, validated once: what passes may be used unchecked. Descriptors become
-// spans of an arena, which the result keeps alive. Errors are InvalidArgument (NotFound for an arena) and
+// spans of an arena, or of device memory for rows; the result keeps them alive. Errors are InvalidArgument
+// (NotFound for an arena or device memory, FailedPrecondition for device memory without events) and
 // name the field, its value and the allowed range. What only the engine can judge (ids and weights inside the
 // tensors, open contexts) is its business; it must assume that the client changes shared memory while it
 // reads. Any thread.
@@ -18,31 +19,34 @@
 #include "lrmoe/v1/worker.pb.h"
 #include "worker/engine/engine.h"
 #include "worker/rpc/arena.h"
+#include "worker/rpc/device_memory.h"
 #include "worker/rpc/engine_port.h"
 
 namespace lrmoe::worker {
 
-using HeldArenas = std::vector<std::shared_ptr<Arena>>;
+using HeldMemory = std::vector<std::shared_ptr<const void>>;  // arenas, tokens of device memory
 
 struct ForwardCall {
   engine::ForwardArgs args;
-  HeldArenas held;
+  HeldMemory held;
+  std::shared_ptr<const SharedEvents> events;  // null: nothing lies in device memory
 };
 absl::StatusOr<ForwardCall> CheckForward(const v1::ForwardRequest& request, const ModelSpec& model,
-                                         const ArenaSet& arenas);
+                                         const ArenaSet& arenas, const DeviceShares& device);
 
 struct BackwardCall {
   engine::BackwardArgs args;
-  HeldArenas held;
+  HeldMemory held;
+  std::shared_ptr<const SharedEvents> events;  // null: nothing lies in device memory
 };
 absl::StatusOr<BackwardCall> CheckBackward(const v1::BackwardRequest& request, const ModelSpec& model,
-                                           const ArenaSet& arenas);
+                                           const ArenaSet& arenas, const DeviceShares& device);
 
 struct LoadExpertCall {
   int32_t layer = 0, expert_idx = 0;
   DataType type = DataType::kFp32;
   std::span<const std::byte> w1, w2;
-  HeldArenas held;
+  HeldMemory held;
 };
 absl::StatusOr<LoadExpertCall> CheckLoadExpert(const v1::LoadExpertRequest& request, const ModelSpec& model,
                                                const ArenaSet& arenas);
@@ -51,7 +55,7 @@ struct ExportExpertCall {
   int32_t layer = 0, expert_idx = 0;
   ExpertContent content = ExpertContent::kWeights;
   std::span<float> w1, w2;
-  HeldArenas held;
+  HeldMemory held;
 };
 absl::StatusOr<ExportExpertCall> CheckExportExpert(const v1::ExportExpertRequest& request,
                                                    const ModelSpec& model, const ArenaSet& arenas);

@@ -11,6 +11,7 @@
 #include "common/layer_shape.h"
 #include "worker/rpc/arena.h"
 #include "worker/rpc/attach_stream.h"
+#include "worker/rpc/device_memory.h"
 
 namespace lrmoe::worker {
 
@@ -22,6 +23,7 @@ struct Session {
   const std::string client;
   const ModelSpec model;  // valid
   ArenaSet arenas;
+  DeviceShares device;
   std::shared_ptr<AttachStream> stream;  // set before the session is opened
 };
 

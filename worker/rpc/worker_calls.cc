@@ -39,6 +39,18 @@ WorkerService::Reply ReplyOf(grpc::ServerUnaryReactor* reactor) {
   return [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); };
 }
 
+// `run` between the client's event and the worker's, when the call names device memory.
+template <typename Call, typename Run>
+auto InOrder(EnginePort& engine, Operation operation, const Call& call, std::chrono::milliseconds limit,
+             const Run& run) -> decltype(run()) {
+  if (call.events == nullptr) return run();
+  if (const absl::Status status = call.events->client->Await(limit); !status.ok())
+    return engine.Refuse(operation, call.args.invocation, status);
+  auto result = run();
+  if (result.ok()) LRMOE_RETURN_IF_ERROR(call.events->worker->Record());
+  return result;
+}
+
 uint64_t Number(ParameterVersion version) {
   return static_cast<uint64_t>(version);
 }
@@ -156,9 +168,11 @@ void WorkerService::RememberPlan(const ExecutionPlan& execution, bool needs_back
 void WorkerService::Forward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply) {
   Collective(
       std::move(reply), {request->session(), Operation::kForward, Named(request->invocation())},
-      [request](const Session& s) { return CheckForward(*request, s.model, s.arenas); },
+      [request](const Session& s) { return CheckForward(*request, s.model, s.arenas, s.device); },
       [this, response](EnginePort& engine, const ForwardCall& call) {
-        LRMOE_ASSIGN_OR_RETURN(const engine::ForwardResult result, engine.Forward(call.args));
+        LRMOE_ASSIGN_OR_RETURN(const engine::ForwardResult result,
+                               InOrder(engine, Operation::kForward, call, options_.event_timeout,
+                                       [&] { return engine.Forward(call.args); }));
         RememberPlan(result.plan, call.args.needs_backward, response->mutable_summary());
         ToWire(result.report, response->mutable_summary()->mutable_report());
         return absl::OkStatus();
@@ -176,10 +190,12 @@ void WorkerService::Backward(const v1::BackwardRequest* request, v1::BackwardRes
                              Reply reply) {
   Collective(
       std::move(reply), {request->session(), Operation::kBackward, Named(request->invocation())},
-      [request](const Session& s) { return CheckBackward(*request, s.model, s.arenas); },
+      [request](const Session& s) { return CheckBackward(*request, s.model, s.arenas, s.device); },
       [this, response](EnginePort& engine, const BackwardCall& call) {
         const auto planned = planned_.extract(call.args.invocation);  // the context is freed, also on error
-        LRMOE_ASSIGN_OR_RETURN(const engine::BackwardResult result, engine.Backward(call.args));
+        LRMOE_ASSIGN_OR_RETURN(const engine::BackwardResult result,
+                               InOrder(engine, Operation::kBackward, call, options_.event_timeout,
+                                       [&] { return engine.Backward(call.args); }));
         if (planned) *response->mutable_summary() = planned.mapped();
         ToWire(result.report, response->mutable_summary()->mutable_report());
         return absl::OkStatus();

@@ -73,6 +73,8 @@ grpc::ServerWriteReactor<v1::SessionEvent>* WorkerService::Attach(Context*,
                                  LRMOE_RETURN_IF_ERROR(EnsureEngine(slot, session->model));
                                  const std::vector<int32_t>& owned = slot.engine->owned();
                                  attached->mutable_owned_experts()->Assign(owned.begin(), owned.end());
+                                 if (const auto* device = slot.engine->interprocess())
+                                   attached->set_device_uuid(device->uuid());
                                  return absl::OkStatus();
                                },
                            .done =
@@ -126,6 +128,7 @@ void WorkerService::CloseSession(uint64_t id, const absl::Status& status) {
   if (!session) return;
   session->stream->Close(status);
   session->arenas.Clear();
+  session->device.Clear();  // closed by the engine thread behind the job below, or the next one
   // Contexts it left open stay until a later step of their layer or a checkpoint frees them, on all ranks
   // alike: only a collective operation may change what the ranks hold in common. Not queued when the worker
   // ends or its queue is full; the figures then go with the next forwards.

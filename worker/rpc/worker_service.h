@@ -6,6 +6,7 @@
 
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,6 +28,8 @@ struct ServiceOptions {
   int32_t rank = 0;
   int32_t world_size = 1;
   ArenaLimits arena_limits;
+  // For the client's event to fire on the device, once a call that waits for it has begun.
+  std::chrono::milliseconds event_timeout{60000};
   std::string version;
   EngineFactory create_engine;
   // The first framework's model is known and all ranks agree on it. On the engine thread.
@@ -74,6 +77,12 @@ class WorkerService final : public v1::Worker::CallbackService {
   Reactor* CreateArena(Context* context, const v1::CreateArenaRequest* request, v1::Arena* response) override;
   Reactor* ReleaseArena(Context* context, const v1::ReleaseArenaRequest* request,
                         v1::ReleaseArenaResponse* response) override;
+  Reactor* ImportDeviceMemory(Context* context, const v1::ImportDeviceMemoryRequest* request,
+                              v1::DeviceMemory* response) override;
+  Reactor* ReleaseDeviceMemory(Context* context, const v1::ReleaseDeviceMemoryRequest* request,
+                               v1::ReleaseDeviceMemoryResponse* response) override;
+  Reactor* ShareEvents(Context* context, const v1::ShareEventsRequest* request,
+                       v1::ShareEventsResponse* response) override;
   Reactor* LoadExpert(Context* context, const v1::LoadExpertRequest* request,
                       v1::LoadExpertResponse* response) override;
   Reactor* FinishLoad(Context* context, const v1::FinishLoadRequest* request,
@@ -121,6 +130,9 @@ class WorkerService final : public v1::Worker::CallbackService {
   template <typename Check, typename Run>
   Reactor* Local(Context* context, uint64_t session, const Check& check, Run run);
   void PostReply(Reply reply, std::function<absl::Status(EnginePort&)> run);
+  // Queues `run(session's shares, engine slot)` and replies with the status it returns.
+  template <typename Run>
+  Reactor* OnDevice(Context* context, uint64_t session, Run run);
   // On the engine thread: the plan's figures are shown again with the backward pass.
   void RememberPlan(const ExecutionPlan& plan, bool needs_backward, v1::InvocationSummary* summary);
 

@@ -161,6 +161,7 @@ class ScriptedEngine final : public EnginePort {
   ParameterVersion version(int32_t) override { return ParameterVersion{3}; }
   int64_t optimizer_step() override { return 12; }
   const std::vector<int32_t>& owned() override { return owned_; }
+  kernels::Interprocess* interprocess() override { return nullptr; }
 
   std::vector<int32_t> ids_seen;
   std::vector<std::byte> w1_, w2_;

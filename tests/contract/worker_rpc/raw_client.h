@@ -11,19 +11,19 @@ namespace lrmoe::worker {
 
 // A session without the client library, which would not send such requests.
 struct RawClient {
-  explicit RawClient(Worker& worker)
-      : stub(v1::Worker::NewStub(
-            grpc::CreateChannel("unix:" + worker.socket(), grpc::InsecureChannelCredentials()))) {
+  explicit RawClient(const Worker& worker) : RawClient(worker.socket()) {}
+  explicit RawClient(const std::string& socket)
+      : stub(v1::Worker::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {
     v1::AttachRequest request = AttachRequest();
     reader = stub->Attach(&context, request);
     v1::SessionEvent event;
     REQUIRE(reader->Read(&event));
     session = event.attached().session();
     lane = event.attached().lane();
+    device_uuid = event.attached().device_uuid();
     v1::CreateArenaRequest create;
     create.set_session(session);
     create.set_bytes(10000);
-    v1::Arena arena;
     REQUIRE(Call(&v1::Worker::Stub::CreateArena, create, &arena).ok());
     arena_id = arena.arena();
   }
@@ -97,7 +97,9 @@ struct RawClient {
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReader<v1::SessionEvent>> reader;
   uint64_t session = 0, arena_id = 0;
-  std::string lane;  // its path
+  v1::Arena arena;
+  std::string lane;         // its path
+  std::string device_uuid;  // empty: the CPU
 };
 
 }  // namespace lrmoe::worker
