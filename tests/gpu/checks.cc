@@ -132,6 +132,7 @@ bool RunChecks(CheckSize size, JsonMembers* json) {
                             size == CheckSize::kLarge ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{2}),
        "engine: ", &all);
   if (size == CheckSize::kLarge) {
+    Take({CheckIpc()}, "", &all);
     Take({testing::CheckCriteria(engine), testing::CheckSteps(engine)}, "engine: ", &all);
     LoopbackRanks loopback;
     Take({Conformance("conformance over loopback", loopback)}, "", &all);

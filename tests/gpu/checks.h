@@ -21,6 +21,11 @@ std::string Array(const std::vector<std::string>& values);
 // memory checkers. True when all passed.
 bool RunChecks(testing::CheckSize size, JsonMembers* json);
 
+// Memory and events of another process: this program, started once more as the other side (ipc-client).
+testing::CheckResult CheckIpc();
+// That side, over two pipes; returns its exit status.
+int RunIpcClient(int in, int out);
+
 // GEMM rates of both paths against one dense GEMM; the layer at the paper's shape for four retention rates.
 absl::Status RunBench(JsonMembers* json);
 

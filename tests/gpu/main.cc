@@ -2,6 +2,7 @@
 // builds it.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -75,6 +76,8 @@ int Run(const std::string& mode, const std::string& json_path) {
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "ipc-client" && argc == 4)
+    return lrmoe::gpu::RunIpcClient(std::atoi(argv[2]), std::atoi(argv[3]));
   if (argc > 3 || (mode != "facts" && mode != "check" && mode != "check-small" && mode != "bench")) {
     std::fprintf(stderr, "usage: lrmoe-gpu facts | check | check-small | bench [JSON-FILE]\n");
     return 2;
