@@ -57,6 +57,8 @@ class FakeWorker:
         self.ended = ended or threading.Event()
         self.model = None
         self.arenas = {}
+        self.device_uuid = b""  # of the device whose memory it takes; empty: none
+        self.device_memory = {}  # id -> (handle, memory)
         self.experts = {}  # (layer, expert) -> Expert
         self.contexts = {}
         self.calls = []  # (method, request), for the tests to look at
@@ -67,7 +69,7 @@ class FakeWorker:
 
     def Attach(self, request, context):
         self.model = request.model
-        attached = wire.Attached(session=next(self.ids), rank=0, world_size=1, version="fake", lane=self.lane,
+        attached = wire.Attached(session=next(self.ids), rank=0, world_size=1, version="fake", lane=self.lane, device_uuid=self.device_uuid,
                                  owned_experts=range(request.model.num_experts))
         yield wire.SessionEvent(attached=attached)
         while context.is_active() and not self.ended.wait(0.05):
@@ -83,14 +85,38 @@ class FakeWorker:
         self.arenas[arena] = memoryview(mmap.mmap(fd, request.bytes))
         return wire.Arena(arena=arena, path=f"/proc/{os.getpid()}/fd/{fd}", bytes=request.bytes)
 
+    def ShareEvents(self, request):
+        return wire.ShareEventsResponse(handle=b"worker's event".ljust(64))
+
+    def ImportDeviceMemory(self, request):
+        if request.device_uuid != self.device_uuid:
+            refuse("device_uuid: another device", grpc.StatusCode.FAILED_PRECONDITION)
+        for number, (handle, _) in self.device_memory.items():
+            if handle == request.handle:
+                return wire.DeviceMemory(device_memory=number)
+        fd = os.open(request.handle.rstrip().decode(), os.O_RDWR)  # what the fake CUDA's handles say
+        number, memory = next(self.ids), memoryview(mmap.mmap(fd, request.bytes))
+        os.close(fd)
+        self.device_memory[number] = request.handle, memory
+        return wire.DeviceMemory(device_memory=number)
+
+    def ReleaseDeviceMemory(self, request):
+        del self.device_memory[request.device_memory]
+        return wire.ReleaseDeviceMemoryResponse()
+
     def tensor(self, name, descriptor, dtype, shape):
-        if descriptor.arena not in self.arenas:
-            refuse(f"{name}.arena: {descriptor.arena} is not an arena of this session")
+        if descriptor.device_memory and name not in ("x", "y", "dy", "dx"):
+            refuse(f"{name}.device_memory: {descriptor.device_memory}, allowed is an arena")
+        places = {**self.arenas, **{number: memory for number, (_, memory) in self.device_memory.items()}}
+        place = descriptor.device_memory or descriptor.arena
+        if place not in places and math.prod(shape):
+            refuse(f"{name}.arena: {place} is not an arena of this session")
         if DTYPES.get(descriptor.dtype) != dtype or list(descriptor.shape) != list(shape):
             refuse(f"{name}: {DTYPES.get(descriptor.dtype)} {list(descriptor.shape)} is not {dtype} {list(shape)}")
-        view, count = self.arenas[descriptor.arena], math.prod(shape)
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(list(shape), dtype=dtype)
+        view = places[place]
         if descriptor.offset_bytes % 64 or descriptor.offset_bytes + count * 2 > len(view):
             refuse(f"{name}.offset_bytes: {descriptor.offset_bytes} is outside its arena")
         flat = torch.frombuffer(view, dtype=dtype, count=count, offset=descriptor.offset_bytes)

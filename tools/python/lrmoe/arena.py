@@ -93,6 +93,16 @@ class ArenaPool:
         return protocol.Tensor(arena=place[0], offset_bytes=place[1], dtype=WIRE_TYPES[tensor.dtype],
                                shape=tensor.shape if shape is None else shape)
 
+    # As DevicePool's: the processor and its memory need no order.
+    def before_call(self):
+        pass
+
+    def after_call(self):
+        pass
+
+    def after_error(self, error, *tensors):
+        pass
+
     @property
     def num_bytes(self):
         """Bytes of all arenas."""

@@ -175,7 +175,8 @@ class MoELayer(torch.nn.Module):
                 for expert in self._worker.owned_experts}
 
     def _inputs(self, x, expert_idx, weights):
-        """The three inputs in shared memory, leading dimensions flattened; (None, reason) when they cannot be sent.
+        """(expert_idx, weights) in shared memory, leading dimensions flattened; (None, reason) when the inputs cannot be
+        sent.
 
         Shapes are the worker's to judge: what it refuses, it refuses on all ranks at once."""
         for name, tensor, wanted, good in (
@@ -191,8 +192,7 @@ class MoELayer(torch.nn.Module):
         tensors = self._worker._tensors()
         # Clamped, not wrapped: an id beyond int32 stays out of range.
         idx = expert_idx if expert_idx.dtype == torch.int32 else expert_idx.clamp(-1, _INT32_MAX)
-        return [tensors.share(_rows(t), dtype)
-                for t, dtype in ((x, self.dtype), (idx, torch.int32), (weights, torch.float32))], None
+        return [tensors.share(_rows(t), dtype) for t, dtype in ((idx, torch.int32), (weights, torch.float32))], None
 
     def _forward(self, tensors, invocation, evaluation, x, expert_idx, weights):
         """The Forward call: (y, response)."""
@@ -206,12 +206,12 @@ class MoELayer(torch.nn.Module):
                     raise
                 raise Error(error.code, f"{reason} ({error.message})") from None
             raise Error("INTERNAL", f"{reason}, and the worker took it")
-        rows, idx, alpha = inputs
-        y = tensors.empty((*x.shape[:-1], self.hidden_size), self.dtype)
-        response = self._worker._call(
-            "Forward", invocation=invocation, evaluation=evaluation, x=tensors.descriptor(rows),
+        idx, alpha = inputs
+        pool, rows, y = self._worker._place_rows(_rows(x), self.dtype, (*x.shape[:-1], self.hidden_size))
+        response = self._worker._call_with(
+            pool, rows, y, "Forward", invocation=invocation, evaluation=evaluation, x=pool.descriptor(rows),
             expert_idx=tensors.descriptor(idx), alpha=tensors.descriptor(alpha),
-            y=tensors.descriptor(y, (rows.shape[0], self.hidden_size)))
+            y=pool.descriptor(y, (rows.shape[0], self.hidden_size)))
         return y, response
 
 
@@ -261,17 +261,16 @@ class _Experts(torch.autograd.Function):
         step, index, micro_batch = ctx.saved_tensors[0].tolist()  # under checkpointing this makes the forward again
         invocation = protocol.Invocation(step=step, layer=index, micro_batch=micro_batch)
         tensors = worker._tensors()
-        rows = tensors.share(_rows(dy), layer.dtype)
         x_shape, x_dtype, x_device = ctx.x_like
+        pool, rows, dx = worker._place_rows(_rows(dy), layer.dtype, x_shape)
         weights_shape, weights_dtype, weights_device = ctx.weights_like
         pairs = (rows.shape[0], layer.top_k)
-        dx = tensors.empty(x_shape, layer.dtype)
         dalpha = tensors.empty(weights_shape, torch.float32)
         kept = tensors.empty(weights_shape, torch.uint8)
         layer._invocations.done(invocation)
-        response = worker._call(
-            "Backward", invocation=invocation, dy=tensors.descriptor(rows),
-            dx=tensors.descriptor(dx, rows.shape), dalpha=tensors.descriptor(dalpha, pairs),
+        response = worker._call_with(
+            pool, rows, dx, "Backward", invocation=invocation, dy=pool.descriptor(rows),
+            dx=pool.descriptor(dx, rows.shape), dalpha=tensors.descriptor(dalpha, pairs),
             kept=tensors.descriptor(kept, pairs))
         layer._last.summary = (invocation, response.summary)
         layer._last.kept = kept.view(torch.bool)

@@ -7,6 +7,7 @@ import weakref
 from . import protocol
 from .arena import ArenaPool
 from .connection import Connection
+from .device import RowPlaces
 from .errors import Error
 
 _REFUSED_BEFORE_PLANNING = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE")
@@ -51,6 +52,7 @@ class Worker:
         self._pending_loads = []
         self._attached = None
         self._pool = None
+        self._row_places = None
         self._step = 0
         self._optimizer_updates = 0
         self._micro_batches = {}
@@ -180,6 +182,7 @@ class Worker:
             protocol_version=protocol.VERSION, client=self._client, model=model,
             expected_world_size=int(os.environ.get("WORLD_SIZE", 0))))
         self._pool = ArenaPool(self._connection, self._attached.session)
+        self._row_places = RowPlaces(self._connection, self._attached, self._pool)
         loads, self._pending_loads = self._pending_loads, []
         for layer, gate_up, down in sorted(loads, key=lambda load: load[0].layer):
             layer._load_stacked(gate_up, down)
@@ -192,6 +195,22 @@ class Worker:
     def _call(self, name, **fields):
         session = self._attach().session
         return self._connection.call(name, protocol.METHODS[name].request(session=session, **fields))
+
+    def _place_rows(self, rows, dtype, out_shape):
+        """(pool, rows, out): as RowPlaces.place."""
+        self._attach()
+        return self._row_places.place(rows, dtype, out_shape)
+
+    def _call_with(self, pool, rows, out, name, **fields):
+        """_call with rows and out of _place_rows."""
+        pool.before_call()
+        try:
+            response = self._call(name, **fields)
+        except Error as error:
+            pool.after_error(error, rows, out)
+            raise
+        pool.after_call()
+        return response
 
     def _next_invocation(self, layer):
         micro_batch = self._micro_batches.get(layer, 0)
