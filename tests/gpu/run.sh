@@ -48,7 +48,7 @@ compile() {
   case "$source" in
     *.cu) "$CUDA_HOME/bin/nvcc" -std=c++20 -O3 -I. $ABSL_CFLAGS $GENCODE --Werror=all-warnings \
         -Xcompiler=-Wall,-Wextra,-Werror,-Wno-missing-field-initializers -c "$source" -o "$object" ;;
-    kernels/cuda/* | worker/transport/nccl.cc) "$CXX" $flags -isystem "$CUDA_HOME/include" $ABSL_CFLAGS -c "$source" -o "$object" ;;
+    kernels/cuda/* | tests/gpu/ipc.cc | worker/transport/nccl.cc) "$CXX" $flags -isystem "$CUDA_HOME/include" $ABSL_CFLAGS -c "$source" -o "$object" ;;
     kernels/*) "$CXX" $flags -O3 -Wno-psabi -fno-math-errno -ffp-contract=off $ABSL_CFLAGS -c "$source" -o "$object" ;;
     *) "$CXX" $flags -Wno-restrict $ABSL_CFLAGS -c "$source" -o "$object" ;;
   esac || { echo "run.sh: cannot compile $source" >&2; exit 255; }
