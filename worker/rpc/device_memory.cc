@@ -41,9 +41,9 @@ absl::StatusOr<uint64_t> DeviceShares::Import(kernels::Interprocess& device, Ope
     ++known->second.references;
     return known->first;
   }
-  if (imports_.size() >= kMaxImports) {
+  if (imports_.size() >= max_imports_) {
     return absl::ResourceExhaustedError(absl::StrCat("this session has imported ", imports_.size(),
-                                                     " allocations, allowed are ", kMaxImports));
+                                                     " allocations, allowed are ", max_imports_));
   }
   LRMOE_ASSIGN_OR_RETURN(std::shared_ptr<kernels::Memory> opened, device.OpenMemory(handle, bytes));
   const auto token = std::make_shared<const ImportedMemory>(

@@ -55,8 +55,7 @@ class Openings {
 // Of one session. Any thread.
 class DeviceShares {
  public:
-  // Each holds the addresses of a whole allocation; PyTorch's allocator has tens to hundreds.
-  static constexpr size_t kMaxImports = 1024;
+  explicit DeviceShares(size_t max_imports) : max_imports_(max_imports) {}
 
   absl::StatusOr<std::shared_ptr<const ImportedMemory>> Find(uint64_t id) const;  // NotFound
   // Null before ShareEvents.
@@ -78,6 +77,7 @@ class DeviceShares {
     std::shared_ptr<const ImportedMemory> memory;
     int64_t references = 0;
   };
+  const size_t max_imports_;
   mutable std::mutex mutex_;
   std::map<uint64_t, Counted> imports_;         // guarded by mutex_
   std::shared_ptr<const SharedEvents> events_;  // guarded by mutex_

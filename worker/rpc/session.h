@@ -16,8 +16,13 @@
 namespace lrmoe::worker {
 
 struct Session {
-  Session(uint64_t session_id, std::string client_name, const ModelSpec& its_model, const ArenaLimits& limits)
-      : id(session_id), client(std::move(client_name)), model(its_model), arenas(limits) {}
+  Session(uint64_t session_id, std::string client_name, const ModelSpec& its_model, const ArenaLimits& limits,
+          size_t max_imports)
+      : id(session_id),
+        client(std::move(client_name)),
+        model(its_model),
+        arenas(limits),
+        device(max_imports) {}
 
   const uint64_t id;  // random: a client of an earlier session cannot hit this one by accident
   const std::string client;

@@ -107,7 +107,8 @@ absl::StatusOr<std::shared_ptr<Session>> WorkerService::OpenSession(const v1::At
     return absl::FailedPreconditionError(absl::StrCat("expected_world_size: ", request.expected_world_size(),
                                                       ", this worker is one of ", options_.world_size));
   }
-  auto session = std::make_shared<Session>(id, request.client(), model, options_.arena_limits);
+  auto session =
+      std::make_shared<Session>(id, request.client(), model, options_.arena_limits, options_.max_imports);
   session->stream = std::move(stream);
   std::lock_guard lock(mutex_);
   if (!ended_.empty()) return absl::UnavailableError(ended_);

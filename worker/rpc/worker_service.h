@@ -28,6 +28,9 @@ struct ServiceOptions {
   int32_t rank = 0;
   int32_t world_size = 1;
   ArenaLimits arena_limits;
+  // Allocations of the client on the device: each holds the addresses of a whole one, and PyTorch's allocator
+  // has tens to hundreds.
+  size_t max_imports = 1024;
   // For the client's event to fire on the device, once a call that waits for it has begun.
   std::chrono::milliseconds event_timeout{60000};
   std::string version;

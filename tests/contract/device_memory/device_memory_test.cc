@@ -128,6 +128,11 @@ TEST_CASE("an allocation is opened once and closed with its last release", "[dev
   const auto more = emulator::SharedFile::Create(4096);
   REQUIRE(client.Import(more->handle(), 4096, client.device_uuid, &other).ok());
   CHECK(other != first);
+  const auto third = emulator::SharedFile::Create(64);
+  uint64_t refused = 0;
+  CheckRefused(client.Import(third->handle(), 64, client.device_uuid, &refused),
+               grpc::StatusCode::RESOURCE_EXHAUSTED, "imported 2 allocations, allowed are 2");
+  CHECK(third->openings() == 0);
   CHECK(client.Release(first).ok());
   CHECK(client.memory->openings() == 1);
   CHECK(client.Release(first).ok());

@@ -36,6 +36,7 @@ class EngineWorker {
     ServiceOptions options;
     options.arena_limits = {.max_arenas = 8, .max_total_bytes = 1 << 20};
     options.event_timeout = event_timeout;
+    options.max_imports = 2;
     options.create_engine = [this, on](const ModelSpec& model) {
       absl::StatusOr<std::unique_ptr<kernels::Device>> device = nullptr;
       if (on == On::kDevice) device = emulator::MakeEmulatedDevice();
