@@ -29,12 +29,13 @@ struct GemmGroup {
   const void* b = nullptr;
   void* c = nullptr;
   int64_t rows = 0;
+  bool overwrite = false;  // kWeightGradient: C is written, not added to
 };
 
 enum class GemmKind : uint8_t {
   kForward,         // C[rows, n] = A[rows, k] . B[n, k]^T          (FC1, FC2); A, B, C of type
   kInputGradient,   // C[rows, n] = A[rows, k] . B[k, n]            (dphi, dx); A, B, C of type
-  kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32
+  kWeightGradient,  // C[n, k] += A[rows, n]^T . B[rows, k]         (dW); A, B of type, C fp32; see overwrite
   kPacked,          // C[rows, n] = A[rows, k] . B; B packed by PackWeights for n and k; A, B, C of type
 };
 

@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 std::string Seconds(int64_t us) {
-  return absl::StrCat(static_cast<double>(us / 1000) / 1000.0, " s");
+  const int64_t ms = us / 1000;
+  return absl::StrCat(static_cast<double>(ms) / 1000.0, " s");
 }
 
 std::string Ranks(const std::vector<int32_t>& ranks) {

@@ -34,23 +34,26 @@ constexpr int64_t kTileN = 48;
 
 // C[m, n] (+)= op(A) op(B) with depth k: a group's product or a block of it, row-major.
 struct Product {
-  bool transpose_a, transpose_b, accumulate;
+  bool transpose_a, transpose_b;
+  bool fp32_c;      // else of the operands' type
+  bool accumulate;  // only with fp32_c
   int64_t m, n, k;
   int64_t lda, ldb, ldc;
 };
 
-// The whole product of a group of `rows`.
-Product ProductOf(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
+// The whole product of a group.
+Product ProductOf(GemmKind kind, int64_t n, int64_t k, const GemmGroup& group) {
+  const int64_t rows = group.rows;
   switch (kind) {
     case GemmKind::kForward:
-      return {false, true, false, rows, n, k, k, k, n};
+      return {false, true, false, false, rows, n, k, k, k, n};
     case GemmKind::kPacked:
     case GemmKind::kInputGradient:
-      return {false, false, false, rows, n, k, k, n, n};
+      return {false, false, false, false, rows, n, k, k, n, n};
     case GemmKind::kWeightGradient:
       break;
   }
-  return {true, false, true, n, k, rows, n, k, k};
+  return {true, false, true, !group.overwrite, n, k, rows, n, k, k};
 }
 
 constexpr int64_t Ceil(int64_t a, int64_t b) {
@@ -77,14 +80,14 @@ dnnl_status_t Sgemm(const Product& p, const float* a, const float* b, float* c) 
 // A bf16 matmul with every size given at execution: creating one costs 100 us and more, row counts never
 // repeat.
 dnnl::matmul::primitive_desc DescribeMatmul(const dnnl::engine& engine, bool transpose_a, bool transpose_b,
-                                            bool accumulate) {
+                                            bool fp32_c, bool accumulate) {
   using dnnl::memory;
   constexpr int64_t kRuntime = DNNL_RUNTIME_DIM_VAL;
   const memory::dims any = {kRuntime, kRuntime};
   const memory::dims plain = {kRuntime, 1}, transposed = {1, kRuntime};
   const memory::desc a(any, memory::data_type::bf16, transpose_a ? transposed : plain);
   const memory::desc b(any, memory::data_type::bf16, transpose_b ? transposed : plain);
-  const memory::desc c(any, accumulate ? memory::data_type::f32 : memory::data_type::bf16, plain);
+  const memory::desc c(any, fp32_c ? memory::data_type::f32 : memory::data_type::bf16, plain);
   dnnl::primitive_attr attributes;
   if (accumulate) {
     dnnl::post_ops add;
@@ -122,8 +125,8 @@ Bf16Path ChooseBf16Path() {
   if (!HasBf16Instructions()) return Bf16Path::kWiden;
   try {
     const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    for (bool accumulate : {false, true}) {
-      const std::string name = DescribeMatmul(engine, accumulate, false, accumulate).impl_info_str();
+    for (const auto& [gradient, accumulate] : {std::pair{false, false}, {true, false}, {true, true}}) {
+      const std::string name = DescribeMatmul(engine, gradient, false, gradient, accumulate).impl_info_str();
       if (name.rfind("ref", 0) == 0) return Bf16Path::kWiden;
     }
     return Bf16Path::kMatmul;
@@ -172,7 +175,7 @@ struct GroupedGemm::Worker {
   alignas(64) float scratch_c[kBlockM * ScratchStride(kBlockN)];
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  std::array<std::optional<dnnl::matmul>, 8> matmuls;  // by transpose_a, transpose_b, accumulate
+  std::array<std::optional<dnnl::matmul>, 16> matmuls;  // by transpose_a, transpose_b, fp32_c, accumulate
   PackedGemm packed;
 };
 
@@ -204,7 +207,7 @@ const float* GroupedGemm::Worker::Stage(const Operand& operand, Type type, float
 
 dnnl_status_t GroupedGemm::Worker::Staged(const Product& p, Type type, const void* a, const void* b,
                                           void* c) {
-  const bool round_c = type == Type::kBf16 && !p.accumulate;  // summed in scratch, rounded once
+  const bool round_c = type == Type::kBf16 && !p.fp32_c;  // summed in scratch, rounded once
   for (int64_t k0 = 0; k0 < p.k; k0 += kStagedK) {
     Product part = p;
     part.k = std::min(kStagedK, p.k - k0);
@@ -234,16 +237,16 @@ dnnl_status_t GroupedGemm::Worker::Matmul(const Product& p, const void* a, const
     return memory({{rows, columns}, type, strides}, engine, const_cast<void*>(at));
   };
   try {
-    std::optional<dnnl::matmul>& matmul = matmuls[p.transpose_a * 4 + p.transpose_b * 2 + p.accumulate];
-    if (!matmul) matmul.emplace(DescribeMatmul(engine, p.transpose_a, p.transpose_b, p.accumulate));
+    std::optional<dnnl::matmul>& matmul =
+        matmuls[p.transpose_a * 8 + p.transpose_b * 4 + p.fp32_c * 2 + p.accumulate];
+    if (!matmul) matmul.emplace(DescribeMatmul(engine, p.transpose_a, p.transpose_b, p.fp32_c, p.accumulate));
     constexpr auto kBf16 = memory::data_type::bf16;
     const memory::dims a_strides = p.transpose_a ? memory::dims{1, p.lda} : memory::dims{p.lda, 1};
     const memory::dims b_strides = p.transpose_b ? memory::dims{1, p.ldb} : memory::dims{p.ldb, 1};
     matmul->execute(
-        stream,
-        {{DNNL_ARG_SRC, matrix(p.m, p.k, kBf16, a_strides, a)},
-         {DNNL_ARG_WEIGHTS, matrix(p.k, p.n, kBf16, b_strides, b)},
-         {DNNL_ARG_DST, matrix(p.m, p.n, p.accumulate ? memory::data_type::f32 : kBf16, {p.ldc, 1}, c)}});
+        stream, {{DNNL_ARG_SRC, matrix(p.m, p.k, kBf16, a_strides, a)},
+                 {DNNL_ARG_WEIGHTS, matrix(p.k, p.n, kBf16, b_strides, b)},
+                 {DNNL_ARG_DST, matrix(p.m, p.n, p.fp32_c ? memory::data_type::f32 : kBf16, {p.ldc, 1}, c)}});
     stream.wait();
     return dnnl_success;
   } catch (const dnnl::error& error) {
@@ -281,7 +284,7 @@ void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> g
   blocks_.clear();
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].rows == 0) continue;
-    const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group].rows);
+    const Product p = ProductOf(shape.kind, shape.n, shape.k, groups[group]);
     const int64_t step_m = PieceOf(p.m, most_m, tile_m), step_n = PieceOf(p.n, most_n, kTileN);
     for (int64_t n0 = 0; n0 < p.n; n0 += step_n) {
       for (int64_t m0 = 0; m0 < p.m; m0 += step_m) {
@@ -295,9 +298,9 @@ void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> g
 int GroupedGemm::Multiply(const Shape& shape, const Block& block, const GemmGroup& group, Worker& worker) {
   const SerialOneDnn serial;
   const Type type = shape.type;
-  Product p = ProductOf(shape.kind, shape.n, shape.k, group.rows);
+  Product p = ProductOf(shape.kind, shape.n, shape.k, group);
   const void* a = At(group.a, p.transpose_a ? block.m0 : block.m0 * p.lda, type);
-  void* c = At(group.c, block.m0 * p.ldc + block.n0, p.accumulate ? Type::kFp32 : type);
+  void* c = At(group.c, block.m0 * p.ldc + block.n0, p.fp32_c ? Type::kFp32 : type);
   p.m = block.m1 - block.m0;
   p.n = block.n1 - block.n0;
   if (shape.kind == GemmKind::kPacked) return worker.packed.Multiply({type, p.m, p.n, p.k}, a, group.b, c);

@@ -111,7 +111,7 @@ class CublasGemm : public GemmBackend {
     const std::vector<int32_t> lane = SpreadOverStreams(groups, kStreams);
     const float alpha = 1;
     for (size_t i = 0; i < groups.size(); ++i) {
-      const BlasShape s = ToColumnMajor(kind, n, k, groups[i].rows);
+      const BlasShape s = ToColumnMajor(kind, n, k, groups[i].rows, groups[i].overwrite);
       LRMOE_CUBLAS_RETURN_IF_ERROR(
           cublasGemmEx_64(lanes_[lane[i]].handle, ToCublas(s.transpose_a), ToCublas(s.transpose_b), s.m, s.n,
                           s.k, &alpha, groups[i].b, in, s.lda, groups[i].a, in, s.ldb, &s.beta, groups[i].c,
@@ -129,7 +129,7 @@ class CublasGemm : public GemmBackend {
     std::vector<float> betas;
     std::vector<const void*> table;  // A, B, C
     for (const GemmGroup& group : groups) {
-      const BlasShape s = ToColumnMajor(kind, n, k, group.rows);
+      const BlasShape s = ToColumnMajor(kind, n, k, group.rows, group.overwrite);
       op_a.push_back(ToCublas(s.transpose_a)), op_b.push_back(ToCublas(s.transpose_b));
       ms.push_back(s.m), ns.push_back(s.n), ks.push_back(s.k);
       lda.push_back(s.lda), ldb.push_back(s.ldb), ldc.push_back(s.ldc);

@@ -14,7 +14,7 @@ constexpr size_t kGroupedFromGroups = 16;
 
 }  // namespace
 
-BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
+BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows, bool overwrite) {
   BlasShape shape;
   switch (kind) {
     case GemmKind::kForward:  // C^T[n, rows] = B[n, k] . A^T[k, rows]
@@ -24,7 +24,8 @@ BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
       shape = {.m = n, .n = rows, .k = k, .lda = n, .ldb = k, .ldc = n};
       break;
     case GemmKind::kWeightGradient:  // C^T[k, n] += B^T[k, rows] . A[rows, n]
-      shape = {.transpose_b = true, .m = k, .n = n, .k = rows, .lda = k, .ldb = n, .ldc = k, .beta = 1};
+      shape = {.transpose_b = true, .m = k, .n = n, .k = rows, .lda = k, .ldb = n, .ldc = k};
+      shape.beta = overwrite ? 0 : 1;
       break;
     case GemmKind::kPacked:  // of devices that pack weights; this one takes them as they are
       break;

@@ -19,8 +19,8 @@ struct BlasShape {
 };
 
 // Our C row-major is C^T column-major, so the operands change places: the BLAS A is our b, its B our a. n, k
-// and rows as in GemmKind; all > 0.
-BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows);
+// and rows as in GemmKind, all > 0; overwrite as in GemmGroup.
+BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows, bool overwrite = false);
 
 enum class GemmPath : uint8_t {
   kStreams,  // one GEMM per group, spread over several streams

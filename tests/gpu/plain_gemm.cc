@@ -39,6 +39,7 @@ void RunGroup(const Passes& passes, GemmKind kind, Type type, int64_t n, int64_t
   if (kind == GemmKind::kWeightGradient) {
     const std::vector<float> a = ToFloats(passes, type, group.a, rows * n);
     const std::vector<float> b = ToFloats(passes, type, group.b, rows * k);
+    if (group.overwrite) std::fill_n(static_cast<float*>(group.c), n * k, 0.0F);
     Multiply(n, k, rows, Transposed(a, rows, n).data(), b.data(), static_cast<float*>(group.c));
     return;
   }

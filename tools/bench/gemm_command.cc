@@ -25,6 +25,7 @@ struct Options {
   int64_t hidden = 256, intermediate = 128, rows = 8192;
   double skew = 1.0;
   std::string dtype = "bf16", packed_weights = "auto", output = "table";
+  bool accumulate = false;
   int threads = 1, repetitions = 5;
 };
 
@@ -107,9 +108,9 @@ Result MeasurePhase(kernels::Device& device, const Options& o, const Phase& phas
   int64_t row = 0;
   for (int64_t e = 0; e < experts; row += rows[e], ++e) {
     groups.push_back({&a[row * a_width * size], &b[(weight_gradient ? row * phase.k : e * weights) * size],
-                      &c[weight_gradient ? e * weights * 4 : row * phase.n * size], rows[e]});
+                      &c[weight_gradient ? e * weights * 4 : row * phase.n * size], rows[e], !o.accumulate});
   }
-  const kernels::GemmGroup one{a.data(), b.data(), c.data(), total};
+  const kernels::GemmGroup one{a.data(), b.data(), c.data(), total, !o.accumulate};
   Result result;
   const auto run = [&](std::span<const kernels::GemmGroup> work) {
     const absl::Status status = device.GroupedGemm(kind, type, phase.n, phase.k, work);
@@ -217,6 +218,8 @@ void AddGemmCommand(CLI::App& app, int& exit_code) {
                    "auto: packed where the device and the sizes allow; off: as they are")
       ->check(CLI::IsMember({"auto", "off"}))
       ->capture_default_str();
+  command->add_flag("--accumulate", options->accumulate,
+                    "weight gradients are added to, as after the first micro-batch of a step");
   command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
   command->add_option("--repetitions", options->repetitions)
       ->check(CLI::Range(1, 1000))

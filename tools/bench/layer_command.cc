@@ -84,6 +84,9 @@ void AddPolicy(CLI::App* command, Options* o) {
   command->add_option("--replica-slots", o->run.replica_slots)
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
+  command->add_flag(
+      "--accumulate", o->run.accumulate,
+      "weight gradients add up over invocations; else each backward pass is the first of its step");
   command->add_option("--router-gradient", o->router_gradient)
       ->check(CLI::IsMember({"exact", "retained"}))
       ->capture_default_str();

@@ -70,6 +70,7 @@ class Rank {
         const int measured = std::min(kStepsPerTurn, run_.steps - done);
         for (int i = 0; i <= measured; ++i) {
           LRMOE_RETURN_IF_ERROR(Step({++step, 0, static_cast<int32_t>(arm)}, i > 0));
+          if (!run_.accumulate) LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());
         }
       }
       LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());

@@ -35,6 +35,7 @@ struct LayerRun {
   int32_t replica_slots = 2;
   int64_t memory_budget_bytes = INT64_MAX;  // of each rank
   bool recompute_activation = false;
+  bool accumulate = false;   // gradients add up; else each backward pass is the first since they were zeroed
   bool pack_weights = true;  // where the device and the sizes allow
   RouterGradient router_gradient = RouterGradient::kExact;
   int steps = 10;  // measured, of each arm

@@ -51,7 +51,7 @@ absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, con
     LRMOE_CHECK(expert != nullptr);
     if (kind == kernels::GemmKind::kWeightGradient) {
       groups.push_back({a + local.first_row * n * bytes, b + local.first_row * k * bytes,
-                        expert->gradient + weight_offset, local.rows});
+                        expert->gradient + weight_offset, local.rows, expert->gradient_is_zero});
     } else {
       const std::byte* const weights =
           kind == kernels::GemmKind::kForward ? expert->weights : expert->backward_weights;
@@ -86,6 +86,9 @@ absl::Status CompactPass::Compute() {
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, h, f, gradient_.data(), u.data(), w2));
   u.Release();
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, width, h, da.data(), x_.data(), 0));
+  for (const LocalRows& local : Locals())
+    if (local.rows > 0)
+      state_.store->Find(context_.plan().invocation.layer, local.expert_idx)->gradient_is_zero = false;
   x_.Release();
   return Gemm(GemmKind::kInputGradient, h, width, da.data(), gradient_.data(),
               0);  // g is done with: dx takes its place

@@ -275,9 +275,11 @@ absl::StatusOr<double> Engine::SquaredGradientNorm() {
   LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kGradientNorm, {}, "", 0, absl::OkStatus()}).status());
   double sum = 0;
   for (int32_t layer = 0; layer < impl_->options.model.num_layers; ++layer)
-    for (int32_t expert : impl_->store->owned())
-      sum +=
-          impl_->device->SquaredNorm(impl_->store->parameters(), impl_->store->Find(layer, expert)->gradient);
+    for (int32_t expert : impl_->store->owned()) {
+      const ExpertInstance& instance = *impl_->store->Find(layer, expert);
+      if (!instance.gradient_is_zero)
+        sum += impl_->device->SquaredNorm(impl_->store->parameters(), instance.gradient);
+    }
   const transport::Call call{"gradient norm", {}, After(impl_->options.collective_timeout)};
   LRMOE_RETURN_IF_ERROR(impl_->transport->AllReduce(call, std::span(&sum, 1), transport::Reduction::kSum));
   return sum;

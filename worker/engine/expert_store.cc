@@ -304,7 +304,7 @@ absl::StatusOr<std::span<const float>> ExpertStore::Impl::Download(const float* 
 
 absl::StatusOr<std::span<const float>> ExpertStore::HostGradient(int32_t layer, int32_t expert_idx,
                                                                  std::vector<float>& copy) {
-  const float* const gradient = impl_->At(layer, expert_idx)->instance.gradient;
+  const float* const gradient = Gradient(layer, expert_idx);
   if (!in_host_memory()) return impl_->Download(gradient, copy);
   return std::span(gradient, static_cast<size_t>(parameters()));
 }
@@ -344,13 +344,19 @@ absl::Status ExpertStore::SetWeights(int32_t layer, int32_t expert_idx, std::spa
 }
 
 void ExpertStore::ZeroGradients(int32_t layer) {
-  for (const std::unique_ptr<Holding>& holding : impl_->At(layer).holdings) {
-    if (!holding) continue;
+  for (const std::unique_ptr<Holding>& holding : impl_->At(layer).holdings)
+    if (holding) holding->instance.gradient_is_zero = true;
+}
+
+float* ExpertStore::Gradient(int32_t layer, int32_t expert_idx) {
+  ExpertInstance& instance = impl_->At(layer, expert_idx)->instance;
+  if (std::exchange(instance.gradient_is_zero, false)) {
     if (in_host_memory())
-      std::fill_n(holding->gradient.get(), parameters(), 0.0f);
+      std::fill_n(instance.gradient, parameters(), 0.0f);
     else
-      impl_->device->Fill(holding->instance.gradient, 0, parameters() * static_cast<int64_t>(sizeof(float)));
+      impl_->device->Fill(instance.gradient, 0, parameters() * static_cast<int64_t>(sizeof(float)));
   }
+  return instance.gradient;
 }
 
 int64_t ExpertStore::bytes(int32_t layer) const {

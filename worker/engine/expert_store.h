@@ -28,6 +28,7 @@ struct ExpertInstance {
   std::byte* weights = nullptr;           // compute type; packed for the forward pass
   std::byte* backward_weights = nullptr;  // packed for the backward pass; not packed: `weights`
   float* gradient = nullptr;              // fp32, accumulated over micro-batches until zeroed
+  bool gradient_is_zero = false;          // what `gradient` holds counts as zeros; see ExpertStore::Gradient
   ParameterVersion version{};             // of the weights held
 };
 
@@ -109,7 +110,11 @@ class ExpertStore {
   // The weights of one instance from host memory, in the compute type and plain.
   absl::Status SetWeights(int32_t layer, int32_t expert_idx, std::span<const std::byte> weights);
 
-  void ZeroGradients(int32_t layer);  // owned and replica gradients
+  // Owned and replica gradients. Only marks them: the first to come writes instead of adding, which spares
+  // the memory a pass of zeros and the reading of them.
+  void ZeroGradients(int32_t layer);
+  // An instance's gradient for someone who adds to it or reads it: zeros are there where they count.
+  float* Gradient(int32_t layer, int32_t expert_idx);
 
   // Weights and gradients of owned experts and replicas, and state on the device, as the memory model counts.
   int64_t bytes(int32_t layer) const;

@@ -195,6 +195,7 @@ void OptimizerQueue::Enqueue(int32_t layer, const AdamWStep& step) {
   impl_->pending[layer] = true;
   LayerUpdate update{layer, step, {}};
   for (int32_t expert_idx : impl_->store->owned()) {
+    impl_->store->Gradient(layer, expert_idx);  // zeros where they count
     const ExpertInstance* instance = impl_->store->Find(layer, expert_idx);
     update.experts.push_back({impl_->store->State(layer, expert_idx), *instance});
   }

@@ -176,13 +176,14 @@ absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, 
   for (const InstancePlan& instance : plan.instances)
     if (!instance.owner && instance.backward_rows > 0)
       transfers.push_back({instance.expert_idx, instance.rank_idx, store.owner()[instance.expert_idx]});
+  for (const ExpertTransfer& transfer : transfers)
+    if (transfer.from == exchange.rank() || transfer.to == exchange.rank())
+      store.Gradient(layer, transfer.expert_idx);  // zeros where they count
   const Route route = MakeRoute(transfers, exchange.rank(), exchange.num_ranks(), parameters, sizeof(float));
   const auto fill = [&](int32_t peer, int64_t first, int64_t count, std::byte* out) {
     ForEachBlock(route, route.send[peer], parameters, first, count,
                  [&](int32_t e, int64_t element, int64_t n) {
-                   float* gradient = store.Find(layer, e)->gradient + element;
-                   device.Copy(out, gradient, n * sizeof(float));
-                   device.Fill(gradient, 0, n * sizeof(float));
+                   device.Copy(out, store.Find(layer, e)->gradient + element, n * sizeof(float));
                    out += kBlockElements * sizeof(float);
                  });
   };
@@ -195,7 +196,10 @@ absl::Status SumGradients(Exchange& exchange, Arena& arena, ExpertStore& store, 
           in += kBlockElements * sizeof(float);
         });
   };
-  return exchange.Staged("replica gradients", route.staged, arena, fill, take);
+  LRMOE_RETURN_IF_ERROR(exchange.Staged("replica gradients", route.staged, arena, fill, take));
+  for (const ExpertTransfer& transfer : transfers)
+    if (transfer.from == exchange.rank()) store.Find(layer, transfer.expert_idx)->gradient_is_zero = true;
+  return absl::OkStatus();
 }
 
 }  // namespace lrmoe::engine

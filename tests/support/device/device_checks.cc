@@ -180,7 +180,7 @@ class Checker {
              auto* left = da.as<std::byte>() + first * a_width * e;
              auto* right = db.as<std::byte>() + (gradient ? first * k : g * n * k) * e;
              auto* out = dc.as<std::byte>() + (gradient ? g * n * k * 4 : first * n * e);
-             work.push_back({left, right, out, rows[g]});
+             work.push_back({left, right, out, rows[g], gradient && g % 2 == 1});
              first += rows[g];
            }
            LRMOE_CHECK(device.GroupedGemm(kind, type, n, k, work).ok());

@@ -52,7 +52,7 @@ TEST_CASE("column-major calls compute the row-major products", "[cuda][gemm]") {
     const int64_t n = random.Between(1, 9), k = random.Between(1, 9), rows = random.Between(1, 9);
     CAPTURE(n, k, rows);
     for (const GemmKind kind : {GemmKind::kForward, GemmKind::kInputGradient, GemmKind::kWeightGradient}) {
-      const bool gradient = kind == GemmKind::kWeightGradient;
+      const bool gradient = kind == GemmKind::kWeightGradient, overwrite = round % 2 == 1;
       const std::vector<double> a = Whole(rows * (gradient ? n : k), random);
       const std::vector<double> b = Whole(gradient ? rows * k : n * k, random);
       std::vector<double> c = Whole(gradient ? n * k : rows * n, random), want = c;
@@ -66,9 +66,9 @@ TEST_CASE("column-major calls compute the row-major products", "[cuda][gemm]") {
           if (gradient)
             for (int64_t l = 0; l < rows; ++l) sum += a[l * n + i] * b[l * k + j];
           double& out = want[gradient ? i * k + j : i * n + j];
-          out = sum + (gradient ? out : 0);
+          out = sum + (gradient && !overwrite ? out : 0);
         }
-      ColumnMajorGemm(ToColumnMajor(kind, n, k, rows), b, a, c);
+      ColumnMajorGemm(ToColumnMajor(kind, n, k, rows, overwrite), b, a, c);
       REQUIRE(c == want);
     }
   }

@@ -23,15 +23,18 @@ Sizes SizesOf(GemmKind kind, int64_t n, int64_t k, int64_t rows) {
 struct Operands {
   int64_t rows;
   Elements a, b, c;
+  bool overwrite;
 };
 
 // One group with random operands; c is poisoned, or holds an earlier sum where the product is added to it.
 Operands RandomGroup(GemmKind kind, Type type, int64_t n, int64_t k, int64_t rows, Random& random) {
   const Sizes size = SizesOf(kind, n, k, rows);
-  Elements c = kind == GemmKind::kWeightGradient ? Elements::Uniform(Type::kFp32, size.c, random)
-                                                 : Elements(type, size.c);
+  const bool weight_gradient = kind == GemmKind::kWeightGradient;
+  const bool overwrite = weight_gradient && random.Below(2) == 1;
+  Elements c = weight_gradient && !overwrite ? Elements::Uniform(Type::kFp32, size.c, random)
+                                             : Elements(weight_gradient ? Type::kFp32 : type, size.c);
   return {rows, Elements::Uniform(type, size.a, random), Elements::Uniform(type, size.b, random),
-          std::move(c)};
+          std::move(c), overwrite};
 }
 
 void CheckGroup(GemmKind kind, int64_t n, int64_t k, const Operands& before, const Operands& after) {
@@ -45,7 +48,8 @@ void CheckGroup(GemmKind kind, int64_t n, int64_t k, const Operands& before, con
   }
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < width; ++j) {
-      double want = weight_gradient ? before.c[i * width + j] : 0, magnitude = std::abs(want);
+      double want = weight_gradient && !before.overwrite ? before.c[i * width + j] : 0,
+             magnitude = std::abs(want);
       for (int64_t l = 0; l < depth; ++l) {
         const double a = weight_gradient ? before.a[l * n + i] : before.a[i * k + l];
         const double b = kind == GemmKind::kForward ? before.b[j * k + l] : before.b[l * width + j];
@@ -64,7 +68,7 @@ std::vector<Operands> Run(Device& device, GemmKind kind, Type type, int64_t n, i
                           std::vector<Operands> groups) {
   std::vector<GemmGroup> arguments;
   for (Operands& group : groups)
-    arguments.push_back({group.a.ptr(), group.b.ptr(), group.c.ptr(), group.rows});
+    arguments.push_back({group.a.ptr(), group.b.ptr(), group.c.ptr(), group.rows, group.overwrite});
   REQUIRE(device.GroupedGemm(kind, type, n, k, arguments).ok());
   return groups;
 }

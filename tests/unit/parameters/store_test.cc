@@ -167,8 +167,11 @@ TEST_CASE("replicas come and go; their bytes count", "[store]") {
   CHECK(store->bytes(0) == 2 * one);
   store->Find(1, 2)->gradient[62] = 7;
   store->ZeroGradients(1);
-  CHECK(store->Find(1, 3)->gradient[5] == 0);
-  CHECK(store->Find(1, 2)->gradient[62] == 0);
+  CHECK(store->Find(1, 3)->gradient_is_zero);
+  CHECK(store->Gradient(1, 3)[5] == 0);
+  CHECK(store->Gradient(1, 2)[62] == 0);
+  store->Gradient(1, 2)[62] = 7;
+  CHECK(store->Gradient(1, 2)[62] == 7);  // zeros are written once
   CHECK(store->Find(1, 3)->version == ParameterVersion{4});
   store->DropReplica(1, 3);
   store->DropReplica(1, 3);
