@@ -96,9 +96,10 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
       {20 + y, h + saved_a, 0},                 // router gradient, scores
       {42, h + saved_a + 5, 16},                // row descriptions
       {29, h + saved_a + 4, h + saved_a + 12},  // compaction: saved and compact rows
-      {29 + h, 0, 2 * h + saved_a + 8},         // gradient dispatch: payloads, x, a
+      {29 + h, 0, 2 * h + a + 8},               // gradient dispatch: payloads, x, a
       {29, 0, 3 * h + 2 * a + f + 12},          // GEMMs: payload, g, x, a, dphi, da
-      {37 + h, 0, h + 12},                      // gradient return: payloads
+      {29 + h, 0, 2 * h + a + 12},              // gradient return: payloads; x, da
+      {37 + h, 0, 12},                          // sums of returned gradients
   }};
   out.compaction_stage = 8;
   out.kept_row_bytes = out.stages[10].kept_row;

@@ -39,7 +39,7 @@ struct MemoryCoefficients {
   int64_t staged_weights_bytes = 0;
   int64_t staged_gradient_bytes = 0;
 
-  static constexpr int kNumStages = 12;
+  static constexpr int kNumStages = 13;
   std::array<MemoryStage, kNumStages> stages;  // saved bytes included
   int compaction_stage = 0;                    // the one in which moved rows are staged as well
 };

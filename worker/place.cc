@@ -1,10 +1,12 @@
 #include "worker/place.h"
 
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,7 @@
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "worker/backend.h"
+#include "worker/overlap_choice.h"
 #include "worker/transport/inproc.h"
 
 namespace lrmoe {
@@ -56,6 +59,28 @@ absl::StatusOr<int32_t> FreePort() {
   if (fd >= 0) close(fd);
   if (!found) return absl::UnavailableError(absl::StrCat("no free TCP port: ", std::strerror(error)));
   return ntohs(address.sin_port);
+}
+
+// Cores this rank may run on: no more than its share of the host.
+int32_t CoresOf(const transport::MpiPlace& rank) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  const auto online = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, std::min(CPU_COUNT(&allowed), online / rank.local_size));
+}
+
+// Whether all ranks exchange rows while they compute: they do the same, in the same order.
+absl::Status AgreeOnOverlap(const WorkerSettings& settings, const OverlapFacts& facts, Place* place) {
+  std::string reason;
+  const bool wanted = ChooseOverlap(settings.overlap, facts, &reason);
+  int64_t all = wanted ? 1 : 0;
+  const transport::Call call{"choice of overlap", {}, After(settings.collective_timeout)};
+  LRMOE_RETURN_IF_ERROR(place->transport->AllReduce(call, std::span(&all, 1), transport::Reduction::kMin));
+  place->overlap = all == 1;
+  if (wanted && !place->overlap) reason = "another rank has no core for it";
+  LogInfo("exchanges rows ", place->overlap ? "while it computes (" : "between computations (", reason, ")");
+  return absl::OkStatus();
 }
 
 // This rank's device, and that the ranks' choices fit together; then a transport that reaches device memory.
@@ -123,7 +148,14 @@ absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
   if (mpi) {
     LRMOE_ASSIGN_OR_RETURN(place.runtime, transport::StartMpi());
     place.rank = place.runtime->place();
-    LRMOE_ASSIGN_OR_RETURN(place.transport, place.runtime->CreateTransport());
+  }
+  const int32_t cores = CoresOf(place.rank);
+  place.threads = settings.threads > 0 ? settings.threads : std::min(cores, 256);
+  OverlapFacts facts{place.rank.size, false, cores, place.threads};
+  if (mpi) {
+    std::string reason;
+    const transport::MpiOptions options{.progress_thread = ChooseOverlap(settings.overlap, facts, &reason)};
+    LRMOE_ASSIGN_OR_RETURN(place.transport, place.runtime->CreateTransport(options));
   } else {
     place.transport = std::move(transport::CreateInprocGroup(1)[0]);
   }
@@ -141,6 +173,8 @@ absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
   place.master_addr = shared.master_addr;
   place.master_port = shared.master_port;
   LRMOE_RETURN_IF_ERROR(ChoosePlaceOfWork(settings, &place));
+  facts.on_device = place.device != kCpuDevice;
+  LRMOE_RETURN_IF_ERROR(AgreeOnOverlap(settings, facts, &place));
   return place;
 }
 

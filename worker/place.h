@@ -20,6 +20,8 @@ struct Place {
   std::unique_ptr<transport::MpiRuntime> runtime;  // null without MPI
   std::unique_ptr<transport::Transport> transport;
   transport::MpiPlace rank;
+  int32_t threads = 1;          // that compute
+  bool overlap = false;         // rows are exchanged while ranks compute; equal on all ranks
   int32_t device = kCpuDevice;  // or the ordinal of this rank's CUDA device
   std::string node;             // host name of this rank
   std::string job;              // random, equal on all ranks

@@ -44,6 +44,9 @@ void AddWorkerSettings(WorkerSettings* settings, Settings* parser) {
       "Where fp32 masters and moments of the owned experts are kept and updated: host, or device: 12 bytes "
       "per parameter of its memory, which count in memory_budget, and no copies per step (CUDA only). "
       "Equal on all ranks.");
+  parser->AddString("overlap", &settings->overlap,
+                    "auto: ranks exchange rows while they compute where all of them have somebody for it, a "
+                    "device or more cores than compute threads; on: also without; off: never.");
   parser->AddBytes("arena_memory", &settings->arena_memory_bytes, {0, INT64_MAX},
                    "Shared memory the training process may ask for; 0: the machine's memory.");
   parser->AddDuration("controller_timeout", &settings->controller_timeout, {milliseconds(100), hours(1)},
@@ -111,6 +114,8 @@ absl::Status Validate(const WorkerSettings& settings) {
     return Refuse("optimizer_state", settings.optimizer_state, "host, device");
   if (absl::Status status = CheckOptimizerState(settings, settings.device == "cpu"); !status.ok())
     return status;
+  if (settings.overlap != "auto" && settings.overlap != "on" && settings.overlap != "off")
+    return Refuse("overlap", settings.overlap, "auto, on, off");
   if (!settings.socket.empty() && settings.socket.front() != '/') {
     return Refuse("socket", settings.socket, "an absolute path");
   }

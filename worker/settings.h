@@ -31,6 +31,7 @@ struct WorkerSettings {
   std::string activation_memory = "save";  // save | recompute
   std::string packed_weights = "auto";     // auto | off
   std::string optimizer_state = "host";    // host | device
+  std::string overlap = "auto";            // auto | on | off
   int64_t arena_memory_bytes = 0;          // 0: physical memory of the machine
   std::chrono::milliseconds controller_timeout{5000};
   std::chrono::milliseconds plan_timeout{60000};

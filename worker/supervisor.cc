@@ -43,15 +43,6 @@ void ExitHard(int) {
   _exit(g_hard_exit_status);
 }
 
-int32_t ComputeThreads(const WorkerSettings& settings, const transport::MpiPlace& rank) {
-  if (settings.threads > 0) return settings.threads;
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  const auto online = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::clamp(std::min(CPU_COUNT(&allowed), online / rank.local_size), 1, 256);
-}
-
 std::string DefaultSocket(const Place& place) {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
   // It may be set and not exist, as for root in a container.
@@ -141,7 +132,8 @@ void Supervisor::StartSession() {
 
 worker::ServiceOptions Supervisor::MakeServiceOptions() {
   engine::EngineOptions engine_options;
-  engine_options.num_threads = ComputeThreads(settings_, place_->rank);
+  engine_options.num_threads = place_->threads;
+  engine_options.overlap = place_->overlap;
   if (settings_.memory_budget_bytes > 0) engine_options.memory_budget_bytes = settings_.memory_budget_bytes;
   engine_options.collective_timeout = settings_.collective_timeout;
   engine_options.plan_timeout = settings_.plan_timeout;

@@ -40,7 +40,7 @@ class BackwardPass {
         args_(args),
         clock_(state.whole_process_clock()),
         exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_,
-                  state.device.get()),
+                  state.device.get(), state.options.overlap),
         pairs_(static_cast<int64_t>(args.dalpha.size())) {}
 
   absl::StatusOr<BackwardResult> Run();
@@ -207,15 +207,23 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     LRMOE_RETURN_IF_ERROR(compact.PackGradients(dy_));
     dy_copy_.Release();
     clock_.Lap(phases().pack_ms);
-    LRMOE_RETURN_IF_ERROR(compact.DispatchGradients());
+    LRMOE_RETURN_IF_ERROR(compact.StartDispatch());
     report.dispatch_bytes = exchange_.TakeSentBytes();
+    clock_.Lap(phases().dispatch_ms);
+    LRMOE_RETURN_IF_ERROR(compact.Recompute());
+    clock_.Lap(phases().compute_ms);
+    LRMOE_RETURN_IF_ERROR(compact.FinishDispatch());
     clock_.Lap(phases().dispatch_ms);
     LRMOE_RETURN_IF_ERROR(compact.Compute());
     clock_.Lap(phases().compute_ms);
     LRMOE_RETURN_IF_ERROR(RetainedRouterGradient(compact));
     report.scalar_bytes += exchange_.TakeSentBytes();
-    LRMOE_RETURN_IF_ERROR(compact.Return(args_.dx));
+    LRMOE_RETURN_IF_ERROR(compact.StartReturn());
     report.return_bytes = exchange_.TakeSentBytes();
+    clock_.Lap(phases().return_ms);
+    LRMOE_RETURN_IF_ERROR(compact.ComputeLast());
+    clock_.Lap(phases().compute_ms);
+    LRMOE_RETURN_IF_ERROR(compact.FinishReturn(args_.dx));
     clock_.Lap(phases().return_ms);
     LRMOE_RETURN_IF_ERROR(SumGradients(exchange_, state_.rows(), *state_.store, context_.plan()));
     clock_.Lap(phases().gradients_ms);
@@ -230,7 +238,7 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
   Finish();
   state_.plans->Report(report);
   state_.DropUnusedReplicas(layer);
-  return BackwardResult{report};
+  return BackwardResult{report, exchange_.times()};
 }
 
 }  // namespace

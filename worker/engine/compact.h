@@ -34,13 +34,20 @@ class CompactPass {
   absl::Status CompactSaved();
   // Sources gather the kept gradient rows, once per (token, destination). dy: where the device reads it.
   absl::Status PackGradients(const std::byte* dy);
-  absl::Status DispatchGradients();
-  // The four grouped GEMMs. Weight gradients accumulate in the store.
+  absl::Status StartDispatch();
+  // FC1 rows that were not saved, again from x. Needs no gradient rows: they are under way.
+  absl::Status Recompute();
+  absl::Status FinishDispatch();
+  // Three of the four grouped GEMMs: all that dx needs, and W2's gradient. Weight gradients accumulate in the
+  // store.
   absl::Status Compute();
   // d(alpha) of kept pairs back to their sources, float, in the sources' send order.
   absl::Status ReturnScalars(const Buffer& returned);
   // dx: summed per (token, executor) at the executor, then over executors in rank order at the source.
-  absl::Status Return(std::span<std::byte> dx);
+  absl::Status StartReturn();
+  // The fourth, W1's gradient: nobody waits for it, so it runs while dx is under way.
+  absl::Status ComputeLast();
+  absl::Status FinishReturn(std::span<std::byte> dx);
 
  private:
   // Where the compact rows of each local instance begin, and how many there are.
@@ -76,10 +83,13 @@ class CompactPass {
   Buffer row_alpha_;                    // float, compact row order
   Buffer row_payload_;                  // int32, compact row order: row of payload_in_
   std::vector<int64_t> payload_rows_;   // [G] received from each source
-  Buffer x_, a_;       // [K, H], [K, fc1_width]: compact rows (the saved buffers when all stay)
-  Buffer payload_in_;  // [payload rows, H]
-  Buffer gradient_;    // [K, H]: g, later dx
-  Buffer row_dalpha_;  // float, compact row order
+  Buffer x_, a_;            // [K, H], [K, fc1_width]: compact rows (the saved buffers when all stay)
+  Buffer payload_in_;       // [payload rows, H]
+  Buffer gradient_;         // [K, H]: g, later dx
+  Buffer da_;               // [K, fc1_width]: gradients of FC1 rows
+  Buffer row_dalpha_;       // float, compact row order
+  Buffer returned_;         // source: [payload rows, H]
+  RowsUnderWay under_way_;  // gradient rows, later dx; behind the buffers it uses
 };
 
 }  // namespace lrmoe::engine

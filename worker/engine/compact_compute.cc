@@ -17,12 +17,19 @@ absl::Status CompactPass::PackGradients(const std::byte* dy) {
   return absl::OkStatus();
 }
 
-absl::Status CompactPass::DispatchGradients() {
-  const int64_t rows = route_.executor.rows, h = state_.shape().hidden_size;
-  LRMOE_ASSIGN_OR_RETURN(payload_in_, state_.rows().Take(rows * state_.row_bytes(), "gradient payload"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward dispatch", payload_out_.bytes(), payload_.rows,
-                                       payload_in_.bytes(), payload_rows_, state_.row_bytes()));
+absl::Status CompactPass::StartDispatch() {
+  LRMOE_ASSIGN_OR_RETURN(payload_in_,
+                         state_.rows().Take(route_.executor.rows * state_.row_bytes(), "gradient payload"));
+  LRMOE_ASSIGN_OR_RETURN(under_way_,
+                         exchange_.StartRows("backward dispatch", payload_out_.bytes(), payload_.rows,
+                                             payload_in_.bytes(), payload_rows_, state_.row_bytes()));
+  return absl::OkStatus();
+}
+
+absl::Status CompactPass::FinishDispatch() {
+  LRMOE_RETURN_IF_ERROR(exchange_.Finish(under_way_));
   payload_out_.Release();
+  const int64_t rows = route_.executor.rows, h = state_.shape().hidden_size;
   LRMOE_ASSIGN_OR_RETURN(gradient_, state_.rows().Take(rows * state_.row_bytes(), "gradient rows"));
   state_.device->GatherRows(state_.type(), h, payload_in_.data(), row_payload_.as<int32_t>(),
                             gradient_.data());
@@ -64,6 +71,14 @@ absl::Status CompactPass::Gemm(kernels::GemmKind kind, int64_t n, int64_t k, con
   return state_.device->GroupedGemm(kind, state_.type(), n, k, groups);
 }
 
+absl::Status CompactPass::Recompute() {
+  if (!state_.options.recompute_activation) return absl::OkStatus();
+  const int64_t width = state_.shape().fc1_width();
+  LRMOE_ASSIGN_OR_RETURN(
+      a_, state_.rows().Take(route_.executor.rows * width * state_.element_bytes(), "recomputed FC1 rows"));
+  return Gemm(kernels::GemmKind::kForward, width, state_.shape().hidden_size, x_.data(), a_.data(), 0);
+}
+
 absl::Status CompactPass::Compute() {
   using kernels::GemmKind;
   Arena& arena = state_.rows();
@@ -71,27 +86,29 @@ absl::Status CompactPass::Compute() {
   const int64_t rows = route_.executor.rows, h = shape.hidden_size, f = shape.intermediate_size;
   const int64_t width = shape.fc1_width(), bytes = state_.element_bytes(), w2 = state_.store->w2_offset();
   LRMOE_ASSIGN_OR_RETURN(row_dalpha_, state_.arena->Take(rows * 4, "router gradients"));
-  if (state_.options.recompute_activation) {
-    LRMOE_ASSIGN_OR_RETURN(a_, arena.Take(rows * width * bytes, "recomputed FC1 rows"));
-    LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kForward, width, h, x_.data(), a_.data(), 0));
-  }
   LRMOE_ASSIGN_OR_RETURN(Buffer u, arena.Take(rows * f * bytes, "gradients of activated rows"));
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kInputGradient, f, h, gradient_.data(), u.data(), w2));
-  LRMOE_ASSIGN_OR_RETURN(Buffer da, arena.Take(rows * width * bytes, "gradients of FC1 rows"));
+  LRMOE_ASSIGN_OR_RETURN(da_, arena.Take(rows * width * bytes, "gradients of FC1 rows"));
   // u becomes alpha * phi, the left factor of dW2.
   state_.device->ActivationBackward(state_.activation(), state_.type(), rows, f, a_.data(), u.data(),
-                                    row_alpha_.as<float>().data(), da.data(), u.data(),
+                                    row_alpha_.as<float>().data(), da_.data(), u.data(),
                                     row_dalpha_.as<float>().data());
   a_.Release();
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, h, f, gradient_.data(), u.data(), w2));
   u.Release();
-  LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kWeightGradient, width, h, da.data(), x_.data(), 0));
+  return Gemm(GemmKind::kInputGradient, h, width, da_.data(), gradient_.data(),
+              0);  // g is done with: dx takes its place
+}
+
+absl::Status CompactPass::ComputeLast() {
+  LRMOE_RETURN_IF_ERROR(Gemm(kernels::GemmKind::kWeightGradient, state_.shape().fc1_width(),
+                             state_.shape().hidden_size, da_.data(), x_.data(), 0));
   for (const LocalRows& local : Locals())
     if (local.rows > 0)
       state_.store->Find(context_.plan().invocation.layer, local.expert_idx)->gradient_is_zero = false;
   x_.Release();
-  return Gemm(GemmKind::kInputGradient, h, width, da.data(), gradient_.data(),
-              0);  // g is done with: dx takes its place
+  da_.Release();
+  return absl::OkStatus();
 }
 
 absl::Status CompactPass::ReturnScalars(const Buffer& returned) {
@@ -104,7 +121,7 @@ absl::Status CompactPass::ReturnScalars(const Buffer& returned) {
                         route_.source.send_rows, 4);
 }
 
-absl::Status CompactPass::Return(std::span<std::byte> dx) {
+absl::Status CompactPass::StartReturn() {
   Arena& arena = *state_.arena;
   const int64_t h = state_.shape().hidden_size;
   const int64_t pairs = static_cast<int64_t>(context_.pair_instance.as<int32_t>().size());
@@ -126,23 +143,29 @@ absl::Status CompactPass::Return(std::span<std::byte> dx) {
                            payload_in_.data());
   }
   gradient_.Release();
-  LRMOE_ASSIGN_OR_RETURN(Buffer returned,
-                         state_.rows().Take(pairs * state_.row_bytes(), "returned gradients"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward return", payload_in_.bytes(), payload_rows_,
-                                       returned.bytes(), payload_.rows, state_.row_bytes()));
+  LRMOE_ASSIGN_OR_RETURN(returned_, state_.rows().Take(pairs * state_.row_bytes(), "returned gradients"));
+  LRMOE_ASSIGN_OR_RETURN(under_way_,
+                         exchange_.StartRows("backward return", payload_in_.bytes(), payload_rows_,
+                                             returned_.bytes(), payload_.rows, state_.row_bytes()));
+  return absl::OkStatus();
+}
+
+absl::Status CompactPass::FinishReturn(std::span<std::byte> dx) {
+  LRMOE_RETURN_IF_ERROR(exchange_.Finish(under_way_));
   payload_in_.Release();
   // Source: payload rows are by (rank, token), so a stable sort by token leaves each token's rows in rank
   // order.
   const auto token = token_.as<int32_t>().first(payload_.total);
-  LRMOE_ASSIGN_OR_RETURN(Buffer offsets, arena.Take((context_.num_tokens + 2) * 8, "return sums"));
-  LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(payload_.total * 4, "return sums"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer offsets, state_.arena->Take((context_.num_tokens + 2) * 8, "return sums"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer index, state_.arena->Take(payload_.total * 4, "return sums"));
   const auto rows = [&](const auto& use) {
     for (int64_t row = 0; row < payload_.total; ++row) use(row, token[row]);
   };
   const auto offset = GroupByKey(rows, offsets.as<int64_t>(), index.as<int32_t>());
   Buffer copy;
   LRMOE_ASSIGN_OR_RETURN(std::byte* const sum, state_.ForDevice(dx, copy));
-  state_.device->SumRows(state_.type(), h, returned.data(), index.as<int32_t>(), offset, sum);
+  state_.device->SumRows(state_.type(), state_.shape().hidden_size, returned_.data(), index.as<int32_t>(),
+                         offset, sum);
   state_.Deliver(dx, copy);
   return absl::OkStatus();
 }

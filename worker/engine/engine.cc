@@ -30,6 +30,9 @@ absl::Status Validate(const EngineOptions& options, int32_t num_ranks) {
   if (options.memory_budget_bytes < 1)
     return absl::InvalidArgumentError(
         absl::StrCat("memory_budget_bytes is ", options.memory_budget_bytes, "; allowed: 1 and more"));
+  if (options.least_piece_bytes < 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("least_piece_bytes is ", options.least_piece_bytes, "; allowed: 1 and more"));
   if (!options.nodes.empty() && static_cast<int32_t>(options.nodes.size()) != num_ranks)
     return absl::InvalidArgumentError(
         absl::StrCat("nodes has ", options.nodes.size(), " entries for ", num_ranks, " ranks"));
@@ -40,12 +43,13 @@ std::string Describe(const EngineState& state) {
   const EngineOptions& options = state.options;
   const bool packed = state.store != nullptr && state.store->packed();
   const LayerShape& shape = options.model.shape;
-  return absl::StrCat(options.model.num_layers, " layers, E ", shape.num_experts, ", k ", shape.top_k, ", H ",
-                      shape.hidden_size, ", F ", shape.intermediate_size,
-                      shape.gated ? ", gated " : ", plain ", Name(shape.activation), ", ", Name(shape.dtype),
-                      options.recompute_activation ? ", recompute" : "", packed ? ", packed weights" : "",
-                      options.optimizer_on_device ? ", optimizer on device" : "", ", nodes ",
-                      absl::StrJoin(options.nodes, " "));
+  return absl::StrCat(
+      options.model.num_layers, " layers, E ", shape.num_experts, ", k ", shape.top_k, ", H ",
+      shape.hidden_size, ", F ", shape.intermediate_size, shape.gated ? ", gated " : ", plain ",
+      Name(shape.activation), ", ", Name(shape.dtype), options.recompute_activation ? ", recompute" : "",
+      packed ? ", packed weights" : "", options.optimizer_on_device ? ", optimizer on device" : "",
+      options.overlap ? absl::StrCat(", overlap in pieces of ", options.least_piece_bytes) : "", ", nodes ",
+      absl::StrJoin(options.nodes, " "));
 }
 
 // Tensors beyond the machine's memory cannot exist; addresses for that much cost nothing.

@@ -28,6 +28,7 @@
 #include "worker/engine/expert_store.h"
 #include "worker/engine/operation.h"
 #include "worker/engine/optimizer.h"
+#include "worker/engine/phase_clock.h"
 #include "worker/engine/plan_provider.h"
 #include "worker/transport/transport.h"
 
@@ -50,6 +51,10 @@ struct EngineOptions {
   // Masters and moments lie in the device's memory, which is not the host's, and are updated there; equal on
   // all ranks.
   bool optimizer_on_device = false;
+  // Rows travel while the rank computes, as far as the transport moves them meanwhile; results do not change.
+  // Rows that return from the forward do so in pieces of at least this many bytes. Both equal on all ranks.
+  bool overlap = false;
+  int64_t least_piece_bytes = int64_t{64} << 10;  // 1 and more
   // Every tensor block is filled with NaN before use; for tests.
   bool poison_buffers = false;
 };
@@ -78,9 +83,11 @@ struct BackwardArgs {
 struct ForwardResult {
   ExecutionPlan plan;
   InvocationReport report;
+  std::vector<ExchangeTime> exchanges;
 };
 struct BackwardResult {
   InvocationReport report;
+  std::vector<ExchangeTime> exchanges;
 };
 
 class Engine {

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/ids.h"
 #include "common/memory_model.h"
@@ -31,11 +33,31 @@ struct StagedTransfer {
 using FillUnits = std::function<void(int32_t peer, int64_t first, int64_t count, std::byte* out)>;
 using TakeUnits = std::function<void(int32_t peer, int64_t first, int64_t count, const std::byte* in)>;
 
+class Exchange;
+
+// Rows on their way: from Start to Finish, the buffers are the transport's. One that is dropped before, after
+// a failure, ends the epoch and waits until the buffers are free: declare it behind them.
+class RowsUnderWay {
+ public:
+  RowsUnderWay() = default;
+  RowsUnderWay(RowsUnderWay&& other) noexcept { *this = std::move(other); }
+  RowsUnderWay& operator=(RowsUnderWay&& other) noexcept;
+  ~RowsUnderWay();
+
+ private:
+  friend class Exchange;
+  Exchange* exchange_ = nullptr;  // null: nothing is under way
+  transport::Ticket ticket_{};
+  absl::string_view operation_;
+  std::chrono::steady_clock::time_point start_;
+};
+
 class Exchange {
  public:
-  // All outlive the exchange.
+  // All outlive the exchange. overlap: what is started goes on while the rank computes; else it is done when
+  // Start returns.
   Exchange(transport::Transport* transport, const Invocation& invocation, std::chrono::milliseconds timeout,
-           PhaseClock* clock, kernels::Device* device);
+           PhaseClock* clock, kernels::Device* device, bool overlap = false);
 
   int32_t rank() const { return transport_->rank(); }
   int32_t num_ranks() const { return transport_->size(); }
@@ -46,6 +68,14 @@ class Exchange {
   absl::Status Rows(absl::string_view operation, std::span<const std::byte> send,
                     std::span<const int64_t> send_rows, std::span<std::byte> recv,
                     std::span<const int64_t> recv_rows, int64_t row_bytes);
+  // The same, not waited for.
+  absl::StatusOr<RowsUnderWay> StartRows(absl::string_view operation, std::span<const std::byte> send,
+                                         std::span<const int64_t> send_rows, std::span<std::byte> recv,
+                                         std::span<const int64_t> recv_rows, int64_t row_bytes);
+  // Between parts that may lie anywhere, one for each rank.
+  absl::StatusOr<RowsUnderWay> Start(absl::string_view operation, transport::SendParts send,
+                                     transport::RecvParts recv);
+  absl::Status Finish(RowsUnderWay& rows);
   absl::Status AllGather(absl::string_view operation, std::span<const std::byte> send,
                          std::span<std::byte> recv);
   absl::Status Max(absl::string_view operation, std::span<int64_t> values);
@@ -59,8 +89,16 @@ class Exchange {
 
   // Bytes sent to other ranks since the last call.
   int64_t TakeSentBytes();
+  // By operation, in the order of their first.
+  const std::vector<ExchangeTime>& times() const { return times_; }
 
  private:
+  friend class RowsUnderWay;
+  using TimePoint = std::chrono::steady_clock::time_point;
+  void Record(absl::string_view operation, TimePoint start, TimePoint end, double waited_ms);
+  // Runs one that waits to its end.
+  template <typename Operation>
+  absl::Status Wait(absl::string_view operation, const Operation& run);
   transport::Call MakeCall(absl::string_view operation) const;
 
   transport::Transport* transport_;
@@ -68,7 +106,9 @@ class Exchange {
   std::chrono::milliseconds timeout_;
   PhaseClock* clock_;
   kernels::Device* device_;
+  bool overlap_;
   int64_t sent_bytes_ = 0;
+  std::vector<ExchangeTime> times_;
 };
 
 }  // namespace lrmoe::engine

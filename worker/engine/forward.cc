@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -72,6 +73,13 @@ std::string Fingerprint(const ExecutionPlan& execution) {
                       execution.plan.retention_rate);
 }
 
+// The local instances whose y rows return together: consecutive ones, and so are their rows.
+struct Piece {
+  int32_t number = 0;
+  size_t first_local = 0, num_locals = 0;
+  int64_t first_row = 0, rows = 0;
+};
+
 class ForwardPass {
  public:
   ForwardPass(EngineState& state, const ForwardArgs& args)
@@ -79,7 +87,7 @@ class ForwardPass {
         args_(args),
         clock_(state.whole_process_clock()),
         exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_,
-                  state.device.get()),
+                  state.device.get(), state.options.overlap),
         pairs_(static_cast<int64_t>(args.expert_idx.size())) {}
 
   absl::StatusOr<ForwardResult> Run();
@@ -89,11 +97,14 @@ class ForwardPass {
   absl::Status Admit();
   absl::Status Replicas();
   absl::Status Dispatch();
-  absl::Status Compute();
-  absl::Status SortByReceiver();
-  absl::Status Return();
+  absl::Status Activate();
+  absl::Status ComputeAndReturn();
+  absl::Status ComputePiece(const Piece& piece, Buffer& y);
+  absl::Status StartReturn(const Piece& piece, const Buffer& y, RowsUnderWay& under_way);
+  absl::Status Combine();
   InvocationReport::Phases& phases() { return context_.report.forward; }
-  absl::Status Fc(int64_t n, int64_t k, const Buffer& in, int64_t weight_offset, const Buffer& out);
+  absl::Status Fc(int64_t n, int64_t k, const std::byte* in, int64_t weight_offset, std::byte* out,
+                  std::span<const LocalInstance> locals);
 
   EngineState& state_;
   const ForwardArgs& args_;
@@ -102,8 +113,12 @@ class ForwardPass {
   const int64_t pairs_;
   int64_t bytes_before_ = 0;
   ForwardContext context_;
-  Buffer row_norm2_;  // float, in row order
-  Buffer y_;          // [R, H], in row order
+  Buffer row_norm2_;               // float, in row order
+  Buffer phi_;                     // [R, F], in row order
+  std::vector<int32_t> piece_of_;  // [instance]: when its y rows return
+  // Of two pieces in turns; rows under way behind the buffers they use.
+  Buffer y_[2];
+  RowsUnderWay under_way_[2];
 };
 
 absl::Status ForwardPass::Plan() {
@@ -218,67 +233,143 @@ absl::Status ForwardPass::Dispatch() {
   return absl::OkStatus();
 }
 
-absl::Status ForwardPass::Fc(int64_t n, int64_t k, const Buffer& in, int64_t weight_offset,
-                             const Buffer& out) {
+absl::Status ForwardPass::Fc(int64_t n, int64_t k, const std::byte* in, int64_t weight_offset, std::byte* out,
+                             std::span<const LocalInstance> locals) {
   const int64_t bytes = state_.element_bytes();
   std::vector<kernels::GemmGroup> groups;
-  for (const LocalInstance& local : context_.route.local) {
+  for (const LocalInstance& local : locals) {
     const ExpertInstance* expert = state_.store->Find(args_.invocation.layer, local.expert_idx);
     LRMOE_CHECK(expert != nullptr);
-    groups.push_back({in.data() + local.first_row * k * bytes, expert->weights + weight_offset * bytes,
-                      out.data() + local.first_row * n * bytes, local.rows});
+    const int64_t row = local.first_row - locals.front().first_row;
+    groups.push_back(
+        {in + row * k * bytes, expert->weights + weight_offset * bytes, out + row * n * bytes, local.rows});
   }
+  if (groups.empty()) return absl::OkStatus();
   const auto kind = state_.store->packed() ? kernels::GemmKind::kPacked : kernels::GemmKind::kForward;
   return state_.device->GroupedGemm(kind, state_.type(), n, k, groups);
 }
 
-absl::Status ForwardPass::Compute() {
+absl::Status ForwardPass::Activate() {
   Arena& arena = state_.rows();
   ForwardContext& c = context_;
   const LayerShape& shape = state_.shape();
-  const int64_t rows = c.route.rows, h = shape.hidden_size, f = shape.intermediate_size,
-                width = shape.fc1_width();
+  const int64_t rows = c.route.rows, f = shape.intermediate_size, width = shape.fc1_width();
   LRMOE_ASSIGN_OR_RETURN(c.a, arena.Take(rows * width * state_.element_bytes(), "FC1 rows"));
-  LRMOE_RETURN_IF_ERROR(Fc(width, h, c.x, 0, c.a));
+  LRMOE_RETURN_IF_ERROR(Fc(width, shape.hidden_size, c.x.data(), 0, c.a.data(), c.route.local));
   if (!args_.needs_backward) c.x.Release();
-  LRMOE_ASSIGN_OR_RETURN(Buffer phi, arena.Take(rows * f * state_.element_bytes(), "activated rows"));
+  LRMOE_ASSIGN_OR_RETURN(phi_, arena.Take(rows * f * state_.element_bytes(), "activated rows"));
   LRMOE_ASSIGN_OR_RETURN(row_norm2_, state_.arena->Take(rows * 4, "row norms"));
-  state_.device->ActivationForward(state_.activation(), state_.type(), rows, f, c.a.data(), phi.data(),
+  state_.device->ActivationForward(state_.activation(), state_.type(), rows, f, c.a.data(), phi_.data(),
                                    row_norm2_.as<float>().data());
   if (!args_.needs_backward || state_.options.recompute_activation) c.a.Release();
-  LRMOE_ASSIGN_OR_RETURN(y_, arena.Take(rows * h * state_.element_bytes(), "FC2 rows"));
-  return Fc(h, f, phi, state_.store->w2_offset(), y_);
-}
-
-// Row order to receive order, in place: a second copy of y would be the forward's largest use of memory.
-absl::Status ForwardPass::SortByReceiver() {
-  if (state_.num_ranks() == 1) return absl::OkStatus();  // the same order
-  Arena& arena = *state_.arena;
-  LRMOE_ASSIGN_OR_RETURN(Buffer target, arena.Take(context_.route.rows * 4, "return order"));
-  const auto to = target.as<int32_t>();
-  const auto fill = [&] {
-    for (const RowRun& run : context_.route.runs)
-      for (int64_t i = 0; i < run.count; ++i) to[run.row + i] = static_cast<int32_t>(run.position + i);
-  };
-  fill();
-  state_.device->PermuteRows(state_.row_bytes(), to, y_.data());
-  LRMOE_RETURN_IF_ERROR(state_.device->Wait());  // the norms are there
-  fill();
-  kernels::PermuteHostRows(sizeof(float), to, row_norm2_.data());
   return absl::OkStatus();
 }
 
-// y rows and ||phi||^2 back to their sources, and the weighted sum there in slot order.
-absl::Status ForwardPass::Return() {
+// FC2, and its rows back to their sources: a piece is under way while the next is computed.
+absl::Status ForwardPass::ComputeAndReturn() {
+  LRMOE_RETURN_IF_ERROR(Activate());
+  const int64_t least_rows = std::max<int64_t>(1, state_.options.least_piece_bytes / state_.row_bytes());
+  piece_of_.assign(context_.plan().instances.size(), 0);
+  if (state_.options.overlap && state_.num_ranks() > 1)
+    piece_of_ = ReturnPieces(context_.plan(), state_.shape().hidden_size, state_.shape().intermediate_size,
+                             least_rows);
+  int32_t last = 0;
+  for (const int32_t piece : piece_of_) last = std::max(last, piece);
+  size_t end_local = context_.route.local.size();
+  for (int32_t number = 0; number <= last; ++number) {
+    Piece piece{number, end_local};
+    while (piece.first_local > 0 &&
+           piece_of_[context_.route.local[piece.first_local - 1].instance_idx] == number) {
+      --piece.first_local;
+      piece.rows += context_.route.local[piece.first_local].rows;
+    }
+    piece.num_locals = end_local - piece.first_local;
+    if (piece.num_locals > 0) piece.first_row = context_.route.local[piece.first_local].first_row;
+    end_local = piece.first_local;
+    const int here = number % 2, before = 1 - here;
+    LRMOE_RETURN_IF_ERROR(ComputePiece(piece, y_[here]));
+    clock_.Lap(phases().compute_ms);
+    LRMOE_RETURN_IF_ERROR(StartReturn(piece, y_[here], under_way_[here]));
+    LRMOE_RETURN_IF_ERROR(exchange_.Finish(under_way_[before]));
+    y_[before].Release();
+    clock_.Lap(phases().return_ms);
+  }
+  LRMOE_RETURN_IF_ERROR(exchange_.Finish(under_way_[last % 2]));
+  y_[last % 2].Release();
+  return absl::OkStatus();
+}
+
+absl::Status ForwardPass::ComputePiece(const Piece& piece, Buffer& y) {
+  const int64_t h = state_.shape().hidden_size, f = state_.shape().intermediate_size;
+  const int64_t phi_row = f * state_.element_bytes();
+  LRMOE_ASSIGN_OR_RETURN(y, state_.rows().Take(piece.rows * state_.row_bytes(), "FC2 rows"));
+  if (piece.rows == 0) return absl::OkStatus();
+  LRMOE_RETURN_IF_ERROR(Fc(h, f, phi_.data() + piece.first_row * phi_row, state_.store->w2_offset(), y.data(),
+                           std::span(context_.route.local).subspan(piece.first_local, piece.num_locals)));
+  phi_.Shrink(piece.first_row * phi_row);
+  return absl::OkStatus();
+}
+
+// Rows of a piece are by (instance, source), what goes to a source must lie together: sorted in place,
+// because a second copy of y would be the forward's largest use of memory.
+absl::Status ForwardPass::StartReturn(const Piece& piece, const Buffer& y, RowsUnderWay& under_way) {
+  const int32_t num_ranks = state_.num_ranks();
+  const int64_t row_bytes = state_.row_bytes();
+  std::vector<int64_t> rows_to(num_ranks, 0);
+  const auto runs = [&](const auto& use) {
+    for (const RowRun& run : context_.route.runs) {
+      const auto local = static_cast<size_t>(run.local_idx);
+      if (local >= piece.first_local && local < piece.first_local + piece.num_locals) use(run);
+    }
+  };
+  runs([&](const RowRun& run) { rows_to[run.source_idx] += run.count; });
+  const std::vector<int64_t> base = Offsets(rows_to);
+  if (num_ranks > 1) {  // else it is the same order
+    LRMOE_ASSIGN_OR_RETURN(Buffer target, state_.arena->Take(piece.rows * 4, "return order"));
+    std::vector<int64_t> next = base;
+    runs([&](const RowRun& run) {
+      for (int64_t i = 0; i < run.count; ++i)
+        target.as<int32_t>()[run.row - piece.first_row + i] = static_cast<int32_t>(next[run.source_idx]++);
+    });
+    state_.device->PermuteRows(row_bytes, target.as<int32_t>(), y.data());
+  }
+  if (piece.number == 0) {
+    LRMOE_ASSIGN_OR_RETURN(context_.y_rows, state_.rows().Take(pairs_ * row_bytes, "returned rows"));
+  }
+  // At the source, rows are by (executor rank, instance): those of a piece lie together for each executor,
+  // behind the rows of its earlier instances, which return later.
+  std::vector<std::span<const std::byte>> send;
+  std::vector<std::span<std::byte>> recv;
+  const std::vector<int64_t> first = Offsets(context_.route.send_rows);
+  std::vector<int64_t> skipped(num_ranks, 0), wanted(num_ranks, 0);
+  for (size_t i = 0; i < piece_of_.size(); ++i) {
+    const InstancePlan& instance = context_.plan().instances[i];
+    const int64_t rows = instance.forward_rows_by_source[state_.rank()];
+    if (piece_of_[i] > piece.number) skipped[instance.rank_idx] += rows;
+    if (piece_of_[i] == piece.number) wanted[instance.rank_idx] += rows;
+  }
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    send.push_back(y.bytes().subspan(base[r] * row_bytes, rows_to[r] * row_bytes));
+    recv.push_back(
+        context_.y_rows.bytes().subspan((first[r] + skipped[r]) * row_bytes, wanted[r] * row_bytes));
+  }
+  LRMOE_ASSIGN_OR_RETURN(under_way, exchange_.Start("forward return", send, recv));
+  return absl::OkStatus();
+}
+
+// ||phi||^2 of each pair to its source, and the weighted sum of its rows there in slot order.
+absl::Status ForwardPass::Combine() {
   Arena& arena = *state_.arena;
   ForwardContext& c = context_;
-  const int64_t row_bytes = state_.row_bytes();
-  LRMOE_RETURN_IF_ERROR(SortByReceiver());
-  LRMOE_ASSIGN_OR_RETURN(c.y_rows, state_.rows().Take(pairs_ * row_bytes, "returned rows"));
-  LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward return", y_.bytes(), c.route.recv_rows, c.y_rows.bytes(),
-                                       c.route.send_rows, row_bytes));
-  y_.Release();
   if (args_.needs_backward) {
+    LRMOE_RETURN_IF_ERROR(state_.device->Wait());  // the norms are there
+    if (state_.num_ranks() > 1) {
+      LRMOE_ASSIGN_OR_RETURN(Buffer target, arena.Take(c.route.rows * 4, "return order"));
+      for (const RowRun& run : c.route.runs)
+        std::iota(target.as<int32_t>().begin() + run.row, target.as<int32_t>().begin() + run.row + run.count,
+                  static_cast<int32_t>(run.position));
+      kernels::PermuteHostRows(sizeof(float), target.as<int32_t>(), row_norm2_.data());
+    }
     LRMOE_ASSIGN_OR_RETURN(Buffer by_position, arena.Take(pairs_ * 4, "pair norms"));
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", row_norm2_.bytes(), c.route.recv_rows,
                                          by_position.bytes(), c.route.send_rows, 4));
@@ -306,9 +397,8 @@ absl::StatusOr<ForwardResult> ForwardPass::Run() {
     clock_.Lap(phases().weights_ms);
     LRMOE_RETURN_IF_ERROR(Dispatch());
     clock_.Lap(phases().dispatch_ms);
-    LRMOE_RETURN_IF_ERROR(Compute());
-    clock_.Lap(phases().compute_ms);
-    LRMOE_RETURN_IF_ERROR(Return());
+    LRMOE_RETURN_IF_ERROR(ComputeAndReturn());
+    LRMOE_RETURN_IF_ERROR(Combine());
     clock_.Lap(phases().return_ms);
     return absl::OkStatus();
   };
@@ -326,7 +416,7 @@ absl::StatusOr<ForwardResult> ForwardPass::Run() {
   phases().total_ms = clock_.total_ms();
   phases().cpu_ms = clock_.cpu_ms();
 
-  ForwardResult result{context_.execution, report};
+  ForwardResult result{context_.execution, report, exchange_.times()};
   if (args_.needs_backward) {
     state_.contexts.Insert(args_.invocation, std::move(context_));
   } else {

@@ -7,7 +7,18 @@
 
 #include <chrono>
 
+#include "absl/strings/string_view.h"
+
 namespace lrmoe::engine {
+
+// One kind of exchange in one forward or backward pass of this rank. What was under way and not waited for
+// was hidden behind computation.
+struct ExchangeTime {
+  absl::string_view operation;  // e.g. "forward return"
+  double under_way_ms = 0;      // time in which at least one was: from a start until all had arrived
+  double waited_ms = 0;         // in the exchanges' own calls
+  std::chrono::steady_clock::time_point end = {};  // of the last
+};
 
 class PhaseClock {
  public:

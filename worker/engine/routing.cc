@@ -1,5 +1,6 @@
 #include "worker/engine/routing.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -140,6 +141,37 @@ ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert
     }
   }
   return route;
+}
+
+std::vector<int32_t> ReturnPieces(const LayerPlan& plan, int64_t hidden_size, int64_t intermediate_size,
+                                  int64_t least_rows) {
+  std::vector<int32_t> piece(plan.instances.size(), 0);
+  const auto divide = [&](int32_t rank, int64_t rows, int64_t pieces) {
+    std::vector<int64_t> size(pieces, 0);
+    int64_t behind = 0;  // rows of later instances
+    for (size_t i = plan.instances.size(); i-- > 0;) {
+      const InstancePlan& instance = plan.instances[i];
+      if (instance.rank_idx != rank) continue;
+      const int64_t middle = behind + instance.forward_rows / 2;
+      piece[i] = static_cast<int32_t>(std::min(middle * pieces / rows, pieces - 1));
+      size[piece[i]] += instance.forward_rows;
+      behind += instance.forward_rows;
+    }
+    bool fits = true;
+    int64_t left = rows - size[0];  // whose activated rows are still there
+    for (int64_t c = 1; c < pieces; left -= size[c++])
+      fits = fits && (size[c - 1] + size[c]) * hidden_size + left * intermediate_size <= rows * hidden_size;
+    return fits;
+  };
+  for (int32_t rank = 0; rank < static_cast<int32_t>(plan.ranks.size()); ++rank) {
+    int64_t rows = 0;
+    for (const InstancePlan& instance : plan.instances)
+      if (instance.rank_idx == rank) rows += instance.forward_rows;
+    int64_t pieces = std::min<int64_t>(kMaxPieces, rows / least_rows);
+    while (pieces > 1 && !divide(rank, rows, pieces)) --pieces;
+    if (pieces <= 1 && rows > 0) divide(rank, rows, 1);
+  }
+  return piece;
 }
 
 Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,

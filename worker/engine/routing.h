@@ -55,6 +55,15 @@ absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> own
 ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank,
                           std::span<int32_t> pair_instance, std::span<int32_t> pair_position);
 
+// In which piece each instance's y rows return to their sources: [instance], 0 and up. A piece travels while
+// the next is computed. Pieces of a rank go from its last instances to its first, so that the activated rows
+// behind them can be given back, and hold `least_rows` each and so many that the rows of two pieces and the
+// activated rows that are left never take more than the rows of all; where that cannot be, all is piece 0.
+// Equal on all ranks.
+inline constexpr int32_t kMaxPieces = 4;
+std::vector<int32_t> ReturnPieces(const LayerPlan& plan, int64_t hidden_size, int64_t intermediate_size,
+                                  int64_t least_rows);
+
 // A token that goes to a rank for several of its pairs travels once. For pairs with a target instance (or -1:
 // the pair does not travel), lists per destination rank the tokens to send, ascending, and for each pair its
 // row among the rows of its destination.
