@@ -10,6 +10,7 @@
 #include "tools/bench/commands.h"
 #include "tools/bench/layer_report.h"
 #include "tools/bench/layer_run.h"
+#include "worker/transport/mpi.h"
 
 namespace lrmoe::bench {
 namespace {
@@ -18,21 +19,47 @@ struct Options {
   LayerRun run;
   Arm arm{"lrmoe", 1.0};
   std::string against, dtype = "bf16", router_gradient = "exact", activation_memory = "save";
-  std::string packed_weights = "auto";
+  std::string packed_weights = "auto", overlap = "off", transport = "inproc";
   std::string output = "table";
 };
+
+int RunUnderMpi(Options& o) {
+  const auto fail = [](const absl::Status& status) {
+    std::cerr << "lrmoe-bench layer: " << status.message() << "\n";
+    return 1;
+  };
+  auto runtime = transport::StartMpi();
+  if (!runtime.ok()) return fail(runtime.status());
+  const transport::MpiPlace place = (*runtime)->place();
+  o.run.num_ranks = place.size;
+  auto transport = (*runtime)->CreateTransport({.progress_thread = o.overlap != "off"});
+  if (!transport.ok()) return fail(transport.status());
+  const absl::StatusOr<LayerResult> result = RunRank(o.run, *std::move(transport));
+  if (!result.ok()) return fail(result.status());
+  if (place.rank != 0) return 0;
+  const nlohmann::json report = ExchangeReport(o.run, *result);
+  if (o.output == "json") {
+    std::cout << report.dump(2) << "\n";
+  } else {
+    PrintExchangeReport(report);
+  }
+  return 0;
+}
 
 int Run(Options o) {
   o.run.shape.dtype = o.dtype == "bf16" ? DataType::kBf16 : DataType::kFp32;
   o.run.router_gradient = o.router_gradient == "exact" ? RouterGradient::kExact : RouterGradient::kRetained;
   o.run.recompute_activation = o.activation_memory == "recompute";
   o.run.pack_weights = o.packed_weights == "auto";
+  o.arm.overlap = o.overlap != "off";
   o.run.arms = {o.arm};
-  if (!o.against.empty()) o.run.arms.push_back({o.against, 1.0});
+  if (!o.against.empty()) o.run.arms.push_back({o.against, 1.0, o.arm.overlap});
+  if (o.overlap == "compare") o.run.arms.push_back({o.arm.policy, o.arm.retention, false});
   if (const absl::Status valid = Validate(o.run.shape); !valid.ok()) {
     std::cerr << "lrmoe-bench layer: " << valid.message() << "\n";
     return 2;
   }
+  if (o.transport == "mpi") return RunUnderMpi(o);
   const absl::StatusOr<LayerResult> result = RunLayer(o.run);
   if (!result.ok()) {
     std::cerr << "lrmoe-bench layer: " << result.status().message() << "\n";
@@ -109,6 +136,21 @@ void AddLayerCommand(CLI::App& app, int& exit_code) {
   AddPolicy(command, options.get());
   command->add_option("--ranks", options->run.num_ranks, "threads of this process that are ranks")
       ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command
+      ->add_option("--transport", options->transport,
+                   "inproc, or mpi: one rank per process under mpirun; prints rank 0's passes and exchanges")
+      ->check(CLI::IsMember({"inproc", "mpi"}))
+      ->capture_default_str();
+  command
+      ->add_option("--overlap", options->overlap,
+                   "exchange rows while ranks compute; compare: on, and off in turns (as a second policy)")
+      ->check(CLI::IsMember({"on", "off", "compare"}))
+      ->capture_default_str();
+  command
+      ->add_option("--link-mbit-per-s", options->run.link_mbit_per_s,
+                   "with inproc: each rank's bytes take this long, in real time; 0: nothing is added")
+      ->check(CLI::Range(0.0, 1e7))
       ->capture_default_str();
   command->add_option("--threads", options->run.num_threads, "compute threads of each rank")
       ->check(CLI::Range(1, 256))

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "common/version.h"
@@ -190,10 +192,32 @@ json MemoryTable(const ArmResult& arm) {
   return {{"measured", measured}, {"predicted", predicted}, {"worst_relative_difference", worst}};
 }
 
+// What was under way and what of it was waited for, by operation; hidden is the share that was not.
+json ExchangeTable(const ArmResult& arm, size_t rank) {
+  std::map<std::string, std::vector<engine::ExchangeTime>> times;
+  for (const auto& step : arm.exchanges)
+    for (const engine::ExchangeTime& time : step[rank]) times[std::string(time.operation)].push_back(time);
+  json out = json::object();
+  for (const auto& [operation, steps] : times) {
+    std::vector<double> under_way, waited;
+    for (const engine::ExchangeTime& time : steps) {
+      under_way.push_back(time.under_way_ms);
+      waited.push_back(time.waited_ms);
+    }
+    const double all = Median(under_way), exposed = Median(waited);
+    out[operation] = {{"under_way_ms", all},
+                      {"waited_ms", exposed},
+                      {"hidden", all > 0 ? std::max(0.0, 1 - exposed / all) : 0.0}};
+  }
+  return out;
+}
+
 json ArmTable(const LayerRun& run, const LayerResult& result, size_t a, double peak_gflop_per_s) {
   const ArmResult& arm = result.arms[a];
   const size_t critical = CriticalRank(run, arm);
-  json out = {{"policy", run.arms[a].policy},
+  json out = {{"overlap", run.arms[a].overlap},
+              {"exchanges", ExchangeTable(arm, critical)},
+              {"policy", run.arms[a].policy},
               {"retention", run.arms[a].retention},
               {"critical_rank", critical},
               {"forward_ms", PhaseTable(arm, critical, false)},
@@ -253,6 +277,22 @@ json Ratios(const json& arm, const json& against) {
 }
 
 }  // namespace
+
+json ExchangeReport(const LayerRun& run, const LayerResult& result) {
+  json out = json::array();
+  for (size_t a = 0; a < result.arms.size(); ++a) {
+    const ArmResult& arm = result.arms[a];
+    out.push_back(
+        {{"overlap", run.arms[a].overlap},
+         {"policy", run.arms[a].policy},
+         {"retention", run.arms[a].retention},
+         {"forward_ms", Summary(OfRank(arm, 0, [](const auto& r) { return r.forward.total_ms; }))},
+         {"backward_ms", Summary(OfRank(arm, 0, [](const auto& r) { return r.backward.total_ms; }))},
+         {"layer_ms", Summary(OfRank(arm, 0, TotalMs))},
+         {"exchanges", ExchangeTable(arm, 0)}});
+  }
+  return out;
+}
 
 json LayerReport(const LayerRun& run, const LayerResult& result) {
   const LayerShape& shape = run.shape;

@@ -11,6 +11,9 @@ namespace lrmoe::bench {
 // Phases are wall time on the critical rank, the one with the longest backward pass in processor time; they
 // hold waiting for others where ranks share cores.
 nlohmann::json LayerReport(const LayerRun& run, const LayerResult& result);
+// Of the ranks whose reports there are: pass times and every kind of exchange, by arm.
+nlohmann::json ExchangeReport(const LayerRun& run, const LayerResult& result);
+void PrintExchangeReport(const nlohmann::json& report);
 void PrintLayerReport(const nlohmann::json& report);
 
 }  // namespace lrmoe::bench

@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "tools/bench/counting_transport.h"
 #include "tools/bench/local_plans.h"
+#include "tools/bench/slow_transport.h"
 #include "worker/engine/engine.h"
 #include "worker/transport/inproc.h"
 
@@ -41,6 +42,12 @@ planner::PlanningProblem ProblemOf(const LayerRun& run, const Arm& arm) {
   return problem;
 }
 
+std::vector<planner::PlanningProblem> Problems(const LayerRun& run) {
+  std::vector<planner::PlanningProblem> problems;
+  for (const Arm& arm : run.arms) problems.push_back(ProblemOf(run, arm));
+  return problems;
+}
+
 // One rank's thread.
 class Rank {
  public:
@@ -56,6 +63,7 @@ class Rank {
 
   struct Outcome {
     std::vector<InvocationReport> reports;
+    std::vector<std::vector<engine::ExchangeTime>> exchanges;
     std::map<std::string, int64_t> sent_bytes;
     std::vector<uint8_t> kept;
     ExecutionPlan execution;
@@ -73,22 +81,33 @@ class Rank {
           if (!run_.accumulate) LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());
         }
       }
-      LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());
+      for (const auto& engine : engines_)
+        if (engine != nullptr) LRMOE_RETURN_IF_ERROR(engine->ZeroGradients());
     }
     return absl::OkStatus();
   }
 
  private:
   absl::Status Start() {
+    for (const bool overlap : {false, true}) {
+      const bool used = std::any_of(run_.arms.begin(), run_.arms.end(),
+                                    [&](const Arm& arm) { return arm.overlap == overlap; });
+      if (used) LRMOE_RETURN_IF_ERROR(StartEngine(overlap, engines_[overlap]));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StartEngine(bool overlap, std::unique_ptr<engine::Engine>& engine) {
     engine::EngineOptions options;
     options.model = {1, run_.shape};
     options.num_threads = run_.num_threads;
     options.memory_budget_bytes = run_.memory_budget_bytes;
     options.recompute_activation = run_.recompute_activation;
     options.pack_weights = run_.pack_weights;
+    options.overlap = overlap;
     options.collective_timeout = std::chrono::minutes(10);
-    LRMOE_ASSIGN_OR_RETURN(engine_, engine::Engine::Create(options, &transport_, plans_.get(),
-                                                           run_.make_device ? run_.make_device() : nullptr));
+    LRMOE_ASSIGN_OR_RETURN(engine, engine::Engine::Create(options, &transport_, plans_.get(),
+                                                          run_.make_device ? run_.make_device() : nullptr));
     const LayerShape& shape = run_.shape;
     const auto scale = [](int64_t depth) {
       return static_cast<float>(1.7 / std::sqrt(static_cast<double>(depth)));
@@ -99,9 +118,9 @@ class Rank {
     const std::vector<std::byte> w2 =
         RandomElements(shape.dtype, int64_t{shape.hidden_size} * shape.intermediate_size,
                        scale(shape.intermediate_size), run_.seed + 2);
-    for (int32_t e : engine_->store().owned())
-      LRMOE_RETURN_IF_ERROR(engine_->LoadExpert(0, e, shape.dtype, w1, w2));
-    return engine_->FinishLoad(0);
+    for (int32_t e : engine->store().owned())
+      LRMOE_RETURN_IF_ERROR(engine->LoadExpert(0, e, shape.dtype, w1, w2));
+    return engine->FinishLoad(0);
   }
 
   absl::Status Step(const Invocation& invocation, bool measured) {
@@ -112,14 +131,19 @@ class Rank {
     };
     Outcome& outcome = arms_[invocation.micro_batch];
     transport_.TakeSentBytes();
-    auto forward = engine_->Forward(
-        {invocation, input_.num_tokens, input_.x, input_.expert_idx, input_.alpha, y_, true});
+    engine::Engine& engine = *engines_[run_.arms[invocation.micro_batch].overlap];
+    auto forward =
+        engine.Forward({invocation, input_.num_tokens, input_.x, input_.expert_idx, input_.alpha, y_, true});
     if (!forward.ok()) return arm_name(forward.status());
-    auto backward = engine_->Backward({invocation, input_.dy, dx_, dalpha_, outcome.kept});
+    auto backward = engine.Backward({invocation, input_.dy, dx_, dalpha_, outcome.kept});
     if (!backward.ok()) return arm_name(backward.status());
     outcome.sent_bytes = transport_.TakeSentBytes();
     outcome.execution = std::move(forward->plan);
-    if (measured) outcome.reports.push_back(backward->report);
+    if (!measured) return absl::OkStatus();
+    outcome.reports.push_back(backward->report);
+    forward->exchanges.insert(forward->exchanges.end(), backward->exchanges.begin(),
+                              backward->exchanges.end());
+    outcome.exchanges.push_back(std::move(forward->exchanges));
     return absl::OkStatus();
   }
 
@@ -127,11 +151,29 @@ class Rank {
   const RankInput& input_;
   CountingTransport transport_;
   std::unique_ptr<engine::PlanProvider> plans_;
-  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<engine::Engine> engines_[2];  // by overlap
   std::vector<std::byte> y_, dx_;
   std::vector<float> dalpha_;
   std::vector<Outcome> arms_;
 };
+
+void Collect(const LayerRun& run, const std::vector<std::unique_ptr<Rank>>& ranks, LayerResult& result) {
+  for (size_t a = 0; a < run.arms.size(); ++a) {
+    ArmResult& arm = result.arms.emplace_back();
+    arm.execution = ranks[0]->arms()[a].execution;
+    arm.reports.resize(run.steps);
+    arm.exchanges.resize(run.steps);
+    for (const auto& rank : ranks) {
+      const Rank::Outcome& outcome = rank->arms()[a];
+      for (int step = 0; step < run.steps; ++step) {
+        arm.reports[step].push_back(outcome.reports[step]);
+        arm.exchanges[step].push_back(outcome.exchanges[step]);
+      }
+      arm.sent_bytes.push_back(outcome.sent_bytes);
+      arm.kept.push_back(outcome.kept);
+    }
+  }
+}
 
 }  // namespace
 
@@ -143,12 +185,13 @@ absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
   for (int32_t r = 0; r < run.num_ranks; ++r)
     result.inputs.push_back(MakeRankInput(run.shape, run.num_tokens, run.skew, run.seed, r));
 
-  std::vector<planner::PlanningProblem> problems;
-  for (const Arm& arm : run.arms) problems.push_back(ProblemOf(run, arm));
-  result.packed_weights = NumWeightForms(problems.front().model) == 2;
-  LocalPlans plans(std::move(problems));
+  result.packed_weights = NumWeightForms(ProblemOf(run, run.arms.front()).model) == 2;
+  LocalPlans plans(Problems(run));
   auto transports =
       run.make_transports ? run.make_transports(run.num_ranks) : transport::CreateInprocGroup(run.num_ranks);
+  if (run.link_mbit_per_s > 0)
+    for (auto& transport : transports)
+      transport = std::make_unique<SlowTransport>(std::move(transport), run.link_mbit_per_s * 125e3);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (int32_t r = 0; r < run.num_ranks; ++r)
     ranks.push_back(
@@ -159,17 +202,21 @@ absl::StatusOr<LayerResult> RunLayer(const LayerRun& run) {
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& status : statuses) LRMOE_RETURN_IF_ERROR(status);
 
-  for (size_t a = 0; a < run.arms.size(); ++a) {
-    ArmResult& arm = result.arms.emplace_back();
-    arm.execution = ranks[0]->arms()[a].execution;
-    arm.reports.resize(run.steps);
-    for (const auto& rank : ranks) {
-      const Rank::Outcome& outcome = rank->arms()[a];
-      for (int step = 0; step < run.steps; ++step) arm.reports[step].push_back(outcome.reports[step]);
-      arm.sent_bytes.push_back(outcome.sent_bytes);
-      arm.kept.push_back(outcome.kept);
-    }
-  }
+  Collect(run, ranks, result);
+  return result;
+}
+
+absl::StatusOr<LayerResult> RunRank(const LayerRun& run, std::unique_ptr<transport::Transport> transport) {
+  LRMOE_ASSIGN_OR_RETURN(const auto device, kernels::CreateCpuDevice(1));
+  LayerResult result;
+  result.gemm_path = std::string(device->gemm_path());
+  result.inputs.push_back(MakeRankInput(run.shape, run.num_tokens, run.skew, run.seed, transport->rank()));
+  LocalPlans plans(Problems(run));
+  auto provider = plans.GatheringProvider(transport.get());
+  std::vector<std::unique_ptr<Rank>> ranks;
+  ranks.push_back(std::make_unique<Rank>(run, result.inputs[0], std::move(transport), std::move(provider)));
+  LRMOE_RETURN_IF_ERROR(ranks[0]->Run());
+  Collect(run, ranks, result);
   return result;
 }
 

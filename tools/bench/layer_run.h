@@ -15,15 +15,17 @@
 #include "common/report.h"
 #include "kernels/kernels.h"
 #include "tools/bench/layer_problem.h"
+#include "worker/engine/phase_clock.h"
 #include "worker/transport/transport.h"
 
 namespace lrmoe::bench {
 
-// One way to run the layer. Arms share engines, weights and tensors and take turns, so that their ratios are
-// of one run.
+// One way to run the layer. Arms share tensors, and engines and weights but for those that overlap, and take
+// turns, so that their ratios are of one run.
 struct Arm {
   std::string policy;      // planner
   double retention = 1.0;  // the only candidate rate
+  bool overlap = false;    // rows are exchanged while ranks compute
 };
 
 struct LayerRun {
@@ -40,6 +42,9 @@ struct LayerRun {
   RouterGradient router_gradient = RouterGradient::kExact;
   int steps = 10;  // measured, of each arm
   uint64_t seed = 1;
+  // Not 0: a network that brings each rank's bytes out at this speed, in real time, instead of none. Ranks of
+  // one process only.
+  double link_mbit_per_s = 0;
   std::vector<Arm> arms;
   // What each rank computes on, and transports that reach it; empty: the CPU, inproc.
   std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device = {};
@@ -49,6 +54,7 @@ struct LayerRun {
 struct ArmResult {
   // reports[step][rank]: forward and backward of one invocation.
   std::vector<std::vector<InvocationReport>> reports;
+  std::vector<std::vector<std::vector<engine::ExchangeTime>>> exchanges;  // the same steps and ranks
   // Of the last step, by rank: bytes sent by transport operation, kept pairs.
   std::vector<std::map<std::string, int64_t>> sent_bytes;
   std::vector<std::vector<uint8_t>> kept;
@@ -64,5 +70,7 @@ struct LayerResult {
 
 // Errors of the engine or the planner, with the arm named where one is to blame.
 absl::StatusOr<LayerResult> RunLayer(const LayerRun& run);
+// One rank of the layer, the others are other processes that call the same; reports of this rank only.
+absl::StatusOr<LayerResult> RunRank(const LayerRun& run, std::unique_ptr<transport::Transport> transport);
 
 }  // namespace lrmoe::bench

@@ -34,16 +34,24 @@ void PrintWire(const json& wire) {
       HumanCount(wire["agreements"].get<int64_t>()).c_str());
 }
 
+void PrintExchanges(const json& exchanges) {
+  std::printf("  %-28s %10s %10s %8s\n", "exchanges, ms (median)", "under way", "waited", "hidden");
+  for (const auto& [operation, time] : exchanges.items())
+    std::printf("  %-28s %10.3f %10.3f %6.0f %%\n", operation.c_str(), time["under_way_ms"].get<double>(),
+                time["waited_ms"].get<double>(), 100 * time["hidden"].get<double>());
+}
+
 void PrintArm(const json& arm) {
   const json& rows = arm["rows"];
   std::printf(
-      "\npolicy %s, retention %.2f: %s of %s rows kept, %s moved, %lld replicas; imbalance before %.3f, "
+      "\npolicy %s, retention %.2f, overlap %s: %s of %s rows kept, %s moved, %lld replicas; imbalance "
+      "before %.3f, "
       "forward %.3f, backward %.3f\n",
       arm["policy"].get<std::string>().c_str(), arm["retention"].get<double>(),
-      HumanCount(rows["kept"].get<int64_t>()).c_str(), HumanCount(rows["routed"].get<int64_t>()).c_str(),
-      HumanCount(rows["moved"].get<int64_t>()).c_str(), arm["replicas"].get<long long>(),
-      arm["imbalance"]["before"].get<double>(), arm["imbalance"]["forward"].get<double>(),
-      arm["imbalance"]["backward"].get<double>());
+      arm["overlap"].get<bool>() ? "on" : "off", HumanCount(rows["kept"].get<int64_t>()).c_str(),
+      HumanCount(rows["routed"].get<int64_t>()).c_str(), HumanCount(rows["moved"].get<int64_t>()).c_str(),
+      arm["replicas"].get<long long>(), arm["imbalance"]["before"].get<double>(),
+      arm["imbalance"]["forward"].get<double>(), arm["imbalance"]["backward"].get<double>());
   std::printf("  %-20s %10s %10s %10s   critical rank %d\n", "ms", "median", "min", "max",
               arm["critical_rank"].get<int>());
   PrintPhases("forward", arm["forward_ms"], {"plan", "weights", "dispatch", "compute", "return", "total"});
@@ -60,6 +68,7 @@ void PrintArm(const json& arm) {
   }
   std::printf("  scoring, selection, packing and routing: %.1f %% of the backward pass\n",
               100 * arm["selection_share_of_backward"].get<double>());
+  PrintExchanges(arm["exchanges"]);
   PrintWire(arm["wire_bytes"]);
   const json& memory = arm["memory_bytes"];
   std::printf("  peak memory %s, predicted %s; worst difference of a rank %.2f %%\n",
@@ -69,6 +78,16 @@ void PrintArm(const json& arm) {
 }
 
 }  // namespace
+
+void PrintExchangeReport(const json& report) {
+  for (const json& arm : report) {
+    std::printf("\noverlap %s, policy %s, retention %.2f\n", arm["overlap"].get<bool>() ? "on" : "off",
+                arm["policy"].get<std::string>().c_str(), arm["retention"].get<double>());
+    for (const char* pass : {"forward_ms", "backward_ms", "layer_ms"})
+      PrintPhases("", {{pass, arm[pass]}}, {pass});
+    PrintExchanges(arm["exchanges"]);
+  }
+}
 
 void PrintLayerReport(const json& report) {
   const json& s = report["shape"];

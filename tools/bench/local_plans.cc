@@ -24,6 +24,33 @@ class LocalPlanProvider : public engine::PlanProvider {
   int32_t rank_;
 };
 
+class GatheringPlanProvider : public engine::PlanProvider {
+ public:
+  GatheringPlanProvider(LocalPlans* plans, transport::Transport* transport)
+      : plans_(plans), transport_(transport) {}
+  absl::StatusOr<ExecutionPlan> Plan(const Invocation& invocation, std::span<const int64_t> counts,
+                                     Deadline deadline) override {
+    std::vector<int64_t> all(counts.size() * transport_->size());
+    LRMOE_RETURN_IF_ERROR(transport_->AllGather({"counts", invocation, deadline}, std::as_bytes(counts),
+                                                std::as_writable_bytes(std::span(all))));
+    std::lock_guard lock(plans_->mutex_);
+    plans_->counts_ = RoutedCounts(transport_->size(), static_cast<int32_t>(counts.size()));
+    for (int32_t r = 0; r < transport_->size(); ++r)
+      std::copy_n(all.begin() + static_cast<int64_t>(r * counts.size()), counts.size(),
+                  plans_->counts_.source(r).begin());
+    return plans_->MakePlan(invocation);
+  }
+  void Report(const engine::InvocationReport&) override {}
+
+ private:
+  LocalPlans* plans_;
+  transport::Transport* transport_;
+};
+
+std::unique_ptr<engine::PlanProvider> LocalPlans::GatheringProvider(transport::Transport* transport) {
+  return std::make_unique<GatheringPlanProvider>(this, transport);
+}
+
 std::unique_ptr<engine::PlanProvider> LocalPlans::Provider(int32_t rank) {
   return std::make_unique<LocalPlanProvider>(this, rank);
 }

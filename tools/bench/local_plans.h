@@ -10,6 +10,7 @@
 
 #include "controller/planner/problem.h"
 #include "worker/engine/plan_provider.h"
+#include "worker/transport/transport.h"
 
 namespace lrmoe::bench {
 
@@ -20,9 +21,13 @@ class LocalPlans {
   // problems[i] is for micro-batch i; counts and residents are filled in here. One layer.
   explicit LocalPlans(std::vector<planner::PlanningProblem> problems) : problems_(std::move(problems)) {}
   std::unique_ptr<engine::PlanProvider> Provider(int32_t rank);
+  // For a rank whose peers are other processes, which do the same: gathers the counts over `transport`, which
+  // outlives it, and plans by itself.
+  std::unique_ptr<engine::PlanProvider> GatheringProvider(transport::Transport* transport);
 
  private:
   friend class LocalPlanProvider;
+  friend class GatheringPlanProvider;
   absl::StatusOr<ExecutionPlan> Meet(const Invocation& invocation, int32_t rank,
                                      std::span<const int64_t> counts, Deadline deadline);
   absl::StatusOr<ExecutionPlan> MakePlan(const Invocation& invocation);

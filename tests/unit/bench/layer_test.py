@@ -57,6 +57,18 @@ class LayerTest(unittest.TestCase):
                             self.assertGreater(out["replicas"], 0)
                             self.assertGreater(out["wire_bytes"]["backward"]["gradients"]["measured"], 0)
 
+    def test_overlap_hides_exchanges_and_changes_no_bytes(self):
+        out = self.run_layer(experts=8, top_k=2, hidden=256, intermediate=128, tokens=600, ranks=2, overlap="compare",
+                             link_mbit_per_s=400)
+        self.check(out, 2400)
+        self.check(out["against"], 2400)
+        self.assertEqual((out["overlap"], out["against"]["overlap"]), (True, False))
+        self.assertEqual(out["wire_bytes"], out["against"]["wire_bytes"])
+        self.assertEqual(out["exchanges"].keys(), out["against"]["exchanges"].keys())
+        for time in out["exchanges"].values():
+            self.assertGreaterEqual(time["under_way_ms"], 0)
+            self.assertGreaterEqual(time["hidden"], 0)
+
     def test_a_balanced_load_has_no_reason_for_replicas(self):
         out = self.run_layer(experts=8, top_k=2, hidden=64, intermediate=32, tokens=500, ranks=2, dtype="fp32")
         self.check(out, 2000)
