@@ -78,16 +78,21 @@ class Rank {
         const int measured = std::min(kStepsPerTurn, run_.steps - done);
         for (int i = 0; i <= measured; ++i) {
           LRMOE_RETURN_IF_ERROR(Step({++step, 0, static_cast<int32_t>(arm)}, i > 0));
-          if (!run_.accumulate) LRMOE_RETURN_IF_ERROR(engine_->ZeroGradients());
+          if (!run_.accumulate) LRMOE_RETURN_IF_ERROR(ZeroGradients());
         }
       }
-      for (const auto& engine : engines_)
-        if (engine != nullptr) LRMOE_RETURN_IF_ERROR(engine->ZeroGradients());
+      LRMOE_RETURN_IF_ERROR(ZeroGradients());
     }
     return absl::OkStatus();
   }
 
  private:
+  absl::Status ZeroGradients() {
+    for (const auto& engine : engines_)
+      if (engine != nullptr) LRMOE_RETURN_IF_ERROR(engine->ZeroGradients());
+    return absl::OkStatus();
+  }
+
   absl::Status Start() {
     for (const bool overlap : {false, true}) {
       const bool used = std::any_of(run_.arms.begin(), run_.arms.end(),
