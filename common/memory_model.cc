@@ -123,7 +123,7 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
                                   InTransit(work, c.staged_gradient_bytes));
   // Selection: an owner holds the scores of its experts, those of one of them twice more.
   largest = std::max(
-      largest, SaturatingMul(work.source_pairs, 33) + SaturatingMul(work.forward_rows, c.forward_row_bytes) +
+      largest, SaturatingMul(work.source_pairs, 29) + SaturatingMul(work.forward_rows, c.forward_row_bytes) +
                    SaturatingMul(work.scored_pairs, 4) + SaturatingMul(work.most_scored_pairs, 8));
   out.staging = std::max<int64_t>(0, largest - out.tokens);
   return out;

@@ -18,18 +18,18 @@ uint32_t KeyOf(float score) {
 constexpr int kShift[3] = {20, 10, 0};
 constexpr uint32_t kDigits[3] = {2048, 1024, 1024};
 
-// Below this many scores a partial sort is faster than three histograms.
+// Below this many keys a partial sort is faster than the histograms that are left.
 constexpr size_t kSmall = 512;
 
 // Key of the k-th largest, 1 <= k <= n. `keys` [n] is overwritten.
 uint32_t KthLargestKey(std::span<const float> scores, int64_t k, std::span<uint32_t> keys) {
   std::transform(scores.begin(), scores.end(), keys.begin(), KeyOf);
-  if (keys.size() < kSmall) {
-    std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<>());
-    return keys[k - 1];
-  }
   uint32_t prefix = 0;
   for (int pass = 0; pass < 3; ++pass) {
+    if (keys.size() < kSmall) {
+      std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<>());
+      return keys[k - 1];
+    }
     const uint32_t mask = kDigits[pass] - 1;
     const int shift = kShift[pass];
     // Two histograms: neighbouring scores often share a digit, and one counter would wait for itself.

@@ -50,6 +50,7 @@ class BackwardPass {
   // A non-finite score is an error on all ranks that leaves the engine usable; it comes back in `refused`.
   absl::Status Score(absl::Status& refused);
   absl::Status Select();
+  void ReportScores();
   absl::Status Route();
   absl::Status RetainedRouterGradient(CompactPass& compact);
   void Finish();
@@ -74,8 +75,9 @@ class BackwardPass {
 absl::Status BackwardPass::ExactRouterGradient() {
   if (context_.execution.router_gradient != RouterGradient::kExact) return absl::OkStatus();
   LRMOE_ASSIGN_OR_RETURN(Buffer token, state_.arena->Take(pairs_ * 4, "pair tokens"));
-  for (int64_t p = 0; p < pairs_; ++p)
-    token.as<int32_t>()[p] = static_cast<int32_t>(p / state_.shape().top_k);
+  int32_t* at = token.as<int32_t>().data();
+  for (int32_t t = 0; t < static_cast<int32_t>(context_.num_tokens); ++t)
+    at = std::fill_n(at, state_.shape().top_k, t);
   state_.device->RowDot(state_.type(), state_.shape().hidden_size, dy_, token.as<int32_t>(),
                         context_.y_rows.data(), context_.pair_position.as<int32_t>(), args_.dalpha.data());
   context_.y_rows.Release();
@@ -102,7 +104,9 @@ absl::Status BackwardPass::Select() {
   const auto instance = context_.pair_instance.as<int32_t>();
   {
     LRMOE_ASSIGN_OR_RETURN(Buffer expert, state_.arena->Take(pairs_ * 4, "pair experts"));
-    for (int64_t p = 0; p < pairs_; ++p) expert.as<int32_t>()[p] = plan.instances[instance[p]].expert_idx;
+    std::vector<int32_t> expert_of(plan.instances.size());
+    for (size_t i = 0; i < expert_of.size(); ++i) expert_of[i] = plan.instances[i].expert_idx;
+    for (int64_t p = 0; p < pairs_; ++p) expert.as<int32_t>()[p] = expert_of[instance[p]];
     LRMOE_ASSIGN_OR_RETURN(const std::vector<float> dropped,
                            SelectPairs(exchange_, *state_.arena, plan, state_.store->owner(),
                                        expert.as<int32_t>(), scores_.as<float>(), kept));
@@ -127,16 +131,25 @@ absl::Status BackwardPass::Select() {
     LRMOE_RETURN_IF_ERROR(exchange_.AllGather("backward kept counts", std::as_bytes(std::span(mine)),
                                               std::as_writable_bytes(route_.kept.all())));
   }
-  InvocationReport& report = context_.report;
-  for (int64_t p = 0; p < pairs_; ++p) {
-    report.kept_rows += kept[p];
-    if (!selective_) continue;
-    report.total_score += scores_.as<float>()[p];
-    if (kept[p]) report.kept_score += scores_.as<float>()[p];
-  }
+  ReportScores();
   if (!args_.kept.empty()) std::copy(kept.begin(), kept.end(), args_.kept.begin());
   scores_.Release();
   return absl::OkStatus();
+}
+
+void BackwardPass::ReportScores() {
+  const auto kept = kept_.as<uint8_t>();
+  InvocationReport& report = context_.report;
+  report.kept_rows = std::accumulate(kept.begin(), kept.end(), int64_t{0});
+  if (!selective_) return;
+  const auto scores = scores_.as<float>();
+  double total[4] = {}, of_kept[4] = {};  // sums that do not wait for each other
+  for (size_t p = 0; p < scores.size(); ++p) {
+    total[p % 4] += scores[p];
+    of_kept[p % 4] += scores[p] * static_cast<float>(kept[p]);
+  }
+  report.total_score = std::accumulate(std::begin(total), std::end(total), 0.0);
+  report.kept_score = std::accumulate(std::begin(of_kept), std::end(of_kept), 0.0);
 }
 
 absl::Status BackwardPass::Route() {

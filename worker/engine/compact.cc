@@ -46,25 +46,34 @@ std::vector<int64_t> CompactPass::MaskBytes(bool as_source) const {
 
 void CompactPass::WriteMasks(std::span<std::byte> message, std::span<const int64_t> message_base) const {
   const LayerPlan& plan = context_.plan();
-  std::vector<std::byte*> mask(plan.instances.size(), nullptr);
+  struct Mask {
+    std::byte* at = nullptr;  // where there is one
+    uint64_t bits = 0;        // of the last pairs, up to 64
+    int64_t pairs = 0;
+  };
+  std::vector<Mask> masks(plan.instances.size());
   std::vector<int64_t> next(message_base.begin(), message_base.end());
   for (size_t i = 0; i < plan.instances.size(); ++i) {
     const InstancePlan& instance = plan.instances[i];
     const int64_t size =
         MaskSize(route_.kept.at(i, state_.rank()), instance.forward_rows_by_source[state_.rank()]);
     if (size == 0) continue;
-    mask[i] = message.data() + next[instance.rank_idx];
+    masks[i].at = message.data() + next[instance.rank_idx];
     next[instance.rank_idx] += size;
-    std::memset(mask[i], 0, size);
   }
-  std::vector<int64_t> ordinal(plan.instances.size(), 0);
+  const auto write = [](Mask& mask, int64_t bytes) {
+    if (mask.at != nullptr) std::memcpy(mask.at + (mask.pairs - 1) / 64 * 8, &mask.bits, bytes);
+    mask.bits = 0;
+  };
   const auto pair_instance = context_.pair_instance.as<int32_t>();
   const auto target = route_.pair_target.as<int32_t>();
   for (size_t p = 0; p < pair_instance.size(); ++p) {
-    const int32_t i = pair_instance[p];
-    const int64_t bit = ordinal[i]++;
-    if (mask[i] != nullptr && target[p] >= 0) mask[i][bit / 8] |= std::byte(1 << (bit % 8));
+    Mask& mask = masks[pair_instance[p]];
+    mask.bits |= static_cast<uint64_t>(target[p] >= 0) << (mask.pairs % 64);
+    if (++mask.pairs % 64 == 0) write(mask, 8);
   }
+  for (Mask& mask : masks)
+    if (mask.pairs % 64 != 0) write(mask, (mask.pairs % 64 + 7) / 8);
 }
 
 void CompactPass::ReadMasks(std::span<const std::byte> message, std::span<const int64_t> message_base) {
@@ -82,9 +91,12 @@ void CompactPass::ReadMasks(std::span<const std::byte> message, std::span<const 
     }
     const std::byte* mask = message.data() + next[run.source_idx];
     next[run.source_idx] += size;
-    for (int64_t i = 0; i < run.count; ++i)
-      if ((mask[i / 8] & std::byte(1 << (i % 8))) != std::byte(0))
-        rows[filled++] = static_cast<int32_t>(run.row + i);
+    // A dropped row is written as well, and then over: a branch would be mispredicted. Never beyond the end,
+    // as not more rows are filled than looked at.
+    for (int64_t i = 0; i < run.count; ++i) {
+      rows[filled] = static_cast<int32_t>(run.row + i);
+      filled += static_cast<int64_t>(mask[i / 8] >> (i % 8) & std::byte(1));
+    }
     LRMOE_CHECK_EQ(filled - run_kept_base_.back(), kept);
   }
 }
@@ -98,8 +110,8 @@ absl::Status CompactPass::DescribeRows() {
 
   LRMOE_ASSIGN_OR_RETURN(token_, arena.Take(pairs * 4, "gradient tokens"));
   LRMOE_ASSIGN_OR_RETURN(Buffer pair_row, arena.Take(pairs * 4, "gradient rows"));
-  payload_ = PackPayload(context_.plan(), route_.pair_target.as<int32_t>(), state_.shape().top_k, num_ranks,
-                         token_.as<int32_t>(), pair_row.as<int32_t>());
+  payload_ = PackPayload(context_.plan(), route_.pair_target.as<int32_t>(), state_.shape().top_k,
+                         route_.source.send_rows, token_.as<int32_t>(), pair_row.as<int32_t>());
 
   std::vector<int64_t> bytes_out = MaskBytes(true), bytes_in = MaskBytes(false);
   const std::vector<int64_t> mask_out = bytes_out, mask_in = bytes_in;
@@ -112,18 +124,24 @@ absl::Status CompactPass::DescribeRows() {
   LRMOE_ASSIGN_OR_RETURN(Buffer in, arena.Take(base_in[num_ranks], "row descriptions"));
   WriteMasks(out.bytes(), std::span(base_out).first(num_ranks));
   {
-    std::vector<std::byte*> rows_at(num_ranks);
+    // By target + 1: where the descriptions of its rank begin; dropped pairs have position -1 of a place
+    // aside.
+    RowDescription aside;
+    std::vector<std::byte*> rows_at(context_.plan().instances.size() + 1);
+    rows_at[0] = reinterpret_cast<std::byte*>(&aside + 1);
     const std::vector<int64_t> first_position = Offsets(route_.source.send_rows);
-    for (int32_t r = 0; r < num_ranks; ++r)
-      rows_at[r] = out.data() + base_out[r] + mask_out[r] -
-                   first_position[r] * static_cast<int64_t>(sizeof(RowDescription));
+    for (size_t i = 0; i + 1 < rows_at.size(); ++i) {
+      const int32_t r = context_.plan().instances[i].rank_idx;
+      rows_at[i + 1] = out.data() + base_out[r] + mask_out[r] -
+                       first_position[r] * static_cast<int64_t>(sizeof(RowDescription));
+    }
     const auto target = route_.pair_target.as<int32_t>();
+    const auto row_of = pair_row.as<int32_t>();
+    const auto alpha = context_.alpha.as<float>();
     for (int64_t p = 0; p < pairs && rows_out > 0; ++p) {
-      if (target[p] < 0) continue;
-      const RowDescription row{pair_row.as<int32_t>()[p], context_.alpha.as<float>()[p]};
-      std::memcpy(
-          rows_at[context_.plan().instances[target[p]].rank_idx] + position[p] * sizeof(RowDescription), &row,
-          sizeof(row));
+      const RowDescription row{row_of[p], alpha[p]};
+      std::memcpy(rows_at[target[p] + 1] + position[p] * static_cast<int64_t>(sizeof(RowDescription)), &row,
+                  sizeof(row));
     }
   }
   LRMOE_RETURN_IF_ERROR(
@@ -134,30 +152,45 @@ absl::Status CompactPass::DescribeRows() {
   ReadMasks(in.bytes(), std::span(base_in).first(num_ranks));
   LRMOE_ASSIGN_OR_RETURN(row_alpha_, arena.Take(route_.executor.rows * 4, "row weights"));
   LRMOE_ASSIGN_OR_RETURN(row_payload_, arena.Take(route_.executor.rows * 4, "payload rows"));
-  payload_rows_.assign(num_ranks, 0);
   const std::vector<int64_t> first_position = Offsets(route_.executor.recv_rows);
-  for (int pass = 0; pass < 2;
-       ++pass) {  // payload rows can be numbered only when all sources' counts are known
-    const std::vector<int64_t> payload_base = Offsets(payload_rows_);
-    for (const Segment& segment : route_.executor.segments) {
-      const int32_t s = segment.source_idx;
-      const std::byte* at =
-          in.data() + base_in[s] + mask_in[s] +
-          (segment.position - first_position[s]) * static_cast<int64_t>(sizeof(RowDescription));
-      for (int64_t i = 0; i < segment.count; ++i, at += sizeof(RowDescription)) {
-        RowDescription row;
-        std::memcpy(&row, at, sizeof(row));
-        if (pass == 0) {
-          payload_rows_[s] = std::max<int64_t>(payload_rows_[s], row.payload_row + 1);
-        } else {
-          row_alpha_.as<float>()[segment.row + i] = row.alpha;
-          row_payload_.as<int32_t>()[segment.row + i] =
-              static_cast<int32_t>(payload_base[s] + row.payload_row);
-        }
-      }
+  std::vector<const std::byte*> rows_from(num_ranks);
+  for (int32_t r = 0; r < num_ranks; ++r)
+    rows_from[r] = in.data() + base_in[r] + mask_in[r] -
+                   first_position[r] * static_cast<int64_t>(sizeof(RowDescription));
+  ReadRows(rows_from);
+  return absl::OkStatus();
+}
+
+void CompactPass::ReadRows(std::span<const std::byte* const> rows_from) {
+  payload_rows_.assign(rows_from.size(), 0);
+  const auto described = [&](const Segment& segment) {
+    return rows_from[segment.source_idx] + segment.position * static_cast<int64_t>(sizeof(RowDescription));
+  };
+  // Payload rows can be numbered only when all sources' counts are known.
+  for (const Segment& segment : route_.executor.segments) {
+    const std::byte* at = described(segment);
+    int32_t last = -1;
+    for (int64_t i = 0; i < segment.count; ++i, at += sizeof(RowDescription)) {
+      RowDescription row;
+      std::memcpy(&row, at, sizeof(row));
+      last = std::max(last, row.payload_row);
+    }
+    int64_t& rows = payload_rows_[segment.source_idx];
+    rows = std::max<int64_t>(rows, last + 1);
+  }
+  const std::vector<int64_t> payload_base = Offsets(payload_rows_);
+  for (const Segment& segment : route_.executor.segments) {
+    const std::byte* at = described(segment);
+    float* const alpha = row_alpha_.as<float>().data() + segment.row;
+    int32_t* const payload = row_payload_.as<int32_t>().data() + segment.row;
+    const auto base = static_cast<int32_t>(payload_base[segment.source_idx]);
+    for (int64_t i = 0; i < segment.count; ++i, at += sizeof(RowDescription)) {
+      RowDescription row;
+      std::memcpy(&row, at, sizeof(row));
+      alpha[i] = row.alpha;
+      payload[i] = base + row.payload_row;
     }
   }
-  return absl::OkStatus();
 }
 
 // All rows forwarded here run here: the saved buffers are the compact rows already, in the same order.

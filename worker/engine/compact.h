@@ -62,6 +62,8 @@ class CompactPass {
   std::vector<int64_t> MaskBytes(bool as_source) const;
   void WriteMasks(std::span<std::byte> message, std::span<const int64_t> message_base) const;
   void ReadMasks(std::span<const std::byte> message, std::span<const int64_t> message_base);
+  // `rows_from` [G]: where a source's description for receive position 0 would lie.
+  void ReadRows(std::span<const std::byte* const> rows_from);
   bool AllStay() const;
   absl::Status MoveRows();
   absl::Status Gemm(kernels::GemmKind kind, int64_t n, int64_t k, const std::byte* a, const std::byte* b,

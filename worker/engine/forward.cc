@@ -1,7 +1,6 @@
 // The complete forward pass: plan, weights, dispatch, FC1, activation, FC2, return, combine (paper, section
 // 3; design "Forward"). Nothing is ever dropped here.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -9,28 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "worker/engine/check_pairs.h"
 #include "worker/engine/engine_state.h"
 
 namespace lrmoe::engine {
 namespace {
-
-absl::Status CheckPairs(const ForwardArgs& args, int32_t num_experts, int32_t top_k) {
-  for (size_t p = 0; p < args.expert_idx.size(); ++p) {
-    const int64_t token = static_cast<int64_t>(p) / top_k, slot = static_cast<int64_t>(p) % top_k;
-    const int32_t e = args.expert_idx[p];
-    if (e < 0 || e >= num_experts)
-      return absl::InvalidArgumentError(absl::StrCat("expert_idx of token ", token, " slot ", slot, " is ", e,
-                                                     "; allowed: 0..", num_experts - 1));
-    for (size_t q = p - slot; q < p; ++q)
-      if (args.expert_idx[q] == e)
-        return absl::InvalidArgumentError(absl::StrCat("token ", token, " names expert ", e,
-                                                       " twice, in slots ", q % top_k, " and ", slot));
-    if (!std::isfinite(args.alpha[p]))
-      return absl::InvalidArgumentError(absl::StrCat("alpha of token ", token, " slot ", slot, " (expert ", e,
-                                                     ") is ", args.alpha[p], "; it must be finite"));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckArgs(const EngineState& state, const ForwardArgs& args) {
   const LayerShape& shape = state.shape();
@@ -204,9 +186,10 @@ absl::Status ForwardPass::Dispatch() {
     LRMOE_ASSIGN_OR_RETURN(Buffer pair_row, arena.Take(pairs_ * 4, "dispatch rows"));
     LRMOE_ASSIGN_OR_RETURN(Buffer index_out, arena.Take(pairs_ * 4, "dispatch index"));
     const Payload payload = PackPayload(c.plan(), c.pair_instance.as<int32_t>(), state_.shape().top_k,
-                                        num_ranks, token.as<int32_t>(), pair_row.as<int32_t>());
+                                        c.route.send_rows, token.as<int32_t>(), pair_row.as<int32_t>());
     const auto position = c.pair_position.as<int32_t>();
-    for (int64_t p = 0; p < pairs_; ++p) index_out.as<int32_t>()[position[p]] = pair_row.as<int32_t>()[p];
+    const auto sent = index_out.as<int32_t>(), row = pair_row.as<int32_t>();
+    for (int64_t p = 0; p < pairs_; ++p) sent[position[p]] = row[p];
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch index", index_out.bytes(), c.route.send_rows,
                                          index_in.bytes(), c.route.recv_rows, 4));
     LRMOE_ASSIGN_OR_RETURN(Buffer payload_out,
@@ -215,19 +198,23 @@ absl::Status ForwardPass::Dispatch() {
     LRMOE_ASSIGN_OR_RETURN(const std::byte* const x, state_.OnDevice(args_.x, copy));
     state_.device->GatherRows(state_.type(), state_.shape().hidden_size, x,
                               token.as<int32_t>().first(payload.total), payload_out.data());
-    int64_t position_in = 0;
-    for (int32_t s = 0; s < num_ranks; ++s)
-      for (int64_t i = 0; i < c.route.recv_rows[s]; ++i)
-        payload_rows[s] = std::max<int64_t>(payload_rows[s], index_in.as<int32_t>()[position_in++] + 1);
+    auto received = index_in.as<int32_t>();
+    for (int32_t s = 0; s < num_ranks; ++s) {
+      int32_t last = -1;
+      for (const int32_t index : received.first(c.route.recv_rows[s])) last = std::max(last, index);
+      payload_rows[s] = last + 1;
+      received = received.subspan(c.route.recv_rows[s]);
+    }
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch", payload_out.bytes(), payload.rows,
                                          payload_in.bytes(), payload_rows, state_.row_bytes()));
   }
   const std::vector<int64_t> base = Offsets(payload_rows);
   LRMOE_ASSIGN_OR_RETURN(Buffer gather, arena.Take(c.route.rows * 4, "dispatch gather"));
-  for (const RowRun& run : c.route.runs)
-    for (int64_t i = 0; i < run.count; ++i)
-      gather.as<int32_t>()[run.row + i] =
-          static_cast<int32_t>(base[run.source_idx] + index_in.as<int32_t>()[run.position + i]);
+  const auto from = gather.as<int32_t>(), index = index_in.as<int32_t>();
+  for (const RowRun& run : c.route.runs) {
+    const auto first = static_cast<int32_t>(base[run.source_idx]);
+    for (int64_t i = 0; i < run.count; ++i) from[run.row + i] = first + index[run.position + i];
+  }
   state_.device->GatherRows(state_.type(), state_.shape().hidden_size, payload_in.data(),
                             gather.as<int32_t>(), c.x.data());
   return absl::OkStatus();
@@ -376,7 +363,8 @@ absl::Status ForwardPass::Combine() {
     LRMOE_ASSIGN_OR_RETURN(c.norm2, arena.Take(pairs_ * 4, "pair norms"));
     LRMOE_ASSIGN_OR_RETURN(c.alpha, arena.Take(pairs_ * 4, "routing weights"));
     const auto position = c.pair_position.as<int32_t>();
-    for (int64_t p = 0; p < pairs_; ++p) c.norm2.as<float>()[p] = by_position.as<float>()[position[p]];
+    const auto sent = by_position.as<float>(), norm2 = c.norm2.as<float>();
+    for (int64_t p = 0; p < pairs_; ++p) norm2[p] = sent[position[p]];
     if (pairs_ > 0) std::memcpy(c.alpha.data(), args_.alpha.data(), pairs_ * 4);
   }
   Buffer copy;

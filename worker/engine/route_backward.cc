@@ -175,23 +175,35 @@ void TargetPairs(const SourceSegments& segments, size_t num_instances, std::span
     std::sort(list.begin(), list.end(), [&](size_t a, size_t b) {
       return segments.segments[a].first_kept < segments.segments[b].first_kept;
     });
-  std::vector<size_t> current(num_instances, 0);
-  std::vector<int64_t> taken(num_instances, 0);  // of the current segment
+  struct Cursor {
+    int32_t target = -1;
+    int32_t position = 0;  // of the next kept pair
+    int32_t left = -1;  // of the segment, 0: take the next one; below: there is none, and that many too few
+    uint32_t next = 0;  // in of_instance
+  };
+  const auto advance = [&](size_t i, Cursor& cursor) {
+    if (cursor.next == of_instance[i].size()) {
+      cursor.left = -1;
+      return;
+    }
+    const Segment& segment = segments.segments[of_instance[i][cursor.next++]];
+    cursor.target = segment.to_instance;
+    cursor.position = static_cast<int32_t>(segment.position);
+    cursor.left = static_cast<int32_t>(segment.count);
+  };
+  std::vector<Cursor> cursors(num_instances);
+  for (size_t i = 0; i < num_instances; ++i) advance(i, cursors[i]);
+  // Which pairs are kept no branch predictor knows: dropped ones take the same way, and nothing.
   for (size_t p = 0; p < pair_instance.size(); ++p) {
-    if (!kept[p]) {
-      pair_target[p] = pair_position[p] = -1;
-      continue;
-    }
-    const int32_t from = pair_instance[p];
-    LRMOE_CHECK_LT(current[from], of_instance[from].size());
-    const Segment& segment = segments.segments[of_instance[from][current[from]]];
-    pair_target[p] = segment.to_instance;
-    pair_position[p] = static_cast<int32_t>(segment.position + taken[from]);
-    if (++taken[from] == segment.count) {
-      ++current[from];
-      taken[from] = 0;
-    }
+    Cursor& cursor = cursors[pair_instance[p]];
+    const int32_t is_kept = kept[p];
+    pair_target[p] = cursor.target | (is_kept - 1);
+    pair_position[p] = cursor.position | (is_kept - 1);
+    cursor.position += is_kept;
+    cursor.left -= is_kept;
+    if (cursor.left == 0) advance(pair_instance[p], cursor);
   }
+  for (const Cursor& cursor : cursors) LRMOE_CHECK_EQ(cursor.left, -1);  // all kept pairs had a place
 }
 
 }  // namespace lrmoe::engine

@@ -1,6 +1,7 @@
 #include "worker/engine/routing.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -46,6 +47,13 @@ absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int3
                         (before.owner || before.rank_idx < instance.rank_idx));
   return ordered ? absl::OkStatus() : bad("instances are not ordered by (expert, owner first, rank)");
 }
+
+// An instance that pairs of this source go to, in their order.
+struct Filling {
+  int32_t instance_idx = 0;
+  int32_t left = 0;      // pairs that it still takes
+  int32_t position = 0;  // of its next one, in send order
+};
 
 }  // namespace
 
@@ -97,25 +105,27 @@ ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert
   route.recv_rows.assign(num_ranks, 0);
 
   // As a source: the instances of each rank, in plan order, get consecutive stretches of the send order.
-  std::vector<int64_t> left(num_instances), next_position(num_instances);
-  std::vector<int32_t> current(plan.quota.size(), -1);  // instance that takes the expert's next pair
-  for (size_t i = num_instances; i-- > 0;) {
+  std::vector<Filling> filling(num_instances);
+  for (size_t i = 0; i < num_instances; ++i) {
     const InstancePlan& instance = plan.instances[i];
-    left[i] = instance.forward_rows_by_source[rank];
-    route.send_rows[instance.rank_idx] += left[i];
-    current[instance.expert_idx] = static_cast<int32_t>(i);
+    filling[i] = {static_cast<int32_t>(i), static_cast<int32_t>(instance.forward_rows_by_source[rank]), 0};
+    route.send_rows[instance.rank_idx] += filling[i].left;
   }
   std::vector<int64_t> next_in_rank = Offsets(route.send_rows);
+  std::vector<Filling> current(plan.quota.size());  // of the instance that takes the expert's next pair
   for (size_t i = 0; i < num_instances; ++i) {
-    next_position[i] = next_in_rank[plan.instances[i].rank_idx];
-    next_in_rank[plan.instances[i].rank_idx] += left[i];
+    int64_t& next = next_in_rank[plan.instances[i].rank_idx];
+    filling[i].position = static_cast<int32_t>(next);
+    next += filling[i].left;
+    Filling& first = current[plan.instances[i].expert_idx];
+    if (first.left == 0) first = filling[i];
   }
   for (size_t p = 0; p < expert_idx.size(); ++p) {
-    int32_t& i = current[expert_idx[p]];
-    while (left[i] == 0) ++i;  // the counts match, so an instance with room follows
-    --left[i];
-    pair_instance[p] = i;
-    pair_position[p] = static_cast<int32_t>(next_position[i]++);
+    Filling& to = current[expert_idx[p]];
+    while (to.left == 0) to = filling[to.instance_idx + 1];  // the counts match: one with room follows
+    --to.left;
+    pair_instance[p] = to.instance_idx;
+    pair_position[p] = to.position++;
   }
 
   // As an executor.
@@ -174,31 +184,46 @@ std::vector<int32_t> ReturnPieces(const LayerPlan& plan, int64_t hidden_size, in
   return piece;
 }
 
+// Which pairs travel, and how many of a token's go to one rank, no branch predictor knows: every pair takes
+// the same way, and the ranks that a token goes to are bits of a word, 64 ranks at a time.
 Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
-                    int32_t num_ranks, std::span<int32_t> token, std::span<int32_t> pair_row) {
-  Payload payload;
-  payload.rows.assign(num_ranks, 0);
-  std::vector<int64_t> last_token(num_ranks, -1);
-  for (size_t p = 0; p < pair_target.size(); ++p) {
-    if (pair_target[p] < 0) {
-      pair_row[p] = -1;
-      continue;
+                    std::span<const int64_t> pairs_to, std::span<int32_t> token,
+                    std::span<int32_t> pair_row) {
+  const auto num_ranks = static_cast<int32_t>(pairs_to.size());
+  // A rank's tokens are not more than its pairs: written where those would be, then brought together.
+  const std::vector<int64_t> room = Offsets(pairs_to);
+  LRMOE_CHECK_LE(room[num_ranks], static_cast<int64_t>(token.size()));
+  std::vector<int32_t> rank_of(plan.instances.size() + 1, -1);  // by target + 1
+  for (size_t i = 0; i < plan.instances.size(); ++i) rank_of[i + 1] = plan.instances[i].rank_idx;
+  std::vector<int32_t> count(num_ranks + 1, 0);  // by rank + 1
+  const auto num_tokens = static_cast<int32_t>(pair_target.size() / top_k);
+  for (int32_t first = 0; first < num_ranks; first += 64) {
+    const int32_t* target = pair_target.data();
+    int32_t* row = pair_row.data();
+    for (int32_t t = 0; t < num_tokens; ++t) {
+      uint64_t ranks = 0;
+      for (int32_t slot = 0; slot < top_k; ++slot, ++target, ++row) {
+        const int32_t rank = rank_of[*target + 1];
+        const auto bit = static_cast<uint32_t>(rank - first);
+        // All ones for one of these 64, else 0: from a comparison the compiler would make a branch.
+        const auto here = static_cast<int32_t>((int64_t{bit} - 64) >> 32);
+        const int32_t otherwise = first == 0 ? -1 : *row;
+        *row = (count[rank + 1] & here) | (otherwise & ~here);
+        ranks |= static_cast<uint64_t>(here & 1) << (bit % 64);
+      }
+      for (; ranks != 0; ranks &= ranks - 1) {
+        const int32_t rank = first + std::countr_zero(ranks);
+        token[room[rank] + count[rank + 1]++] = t;
+      }
     }
-    const int32_t rank = plan.instances[pair_target[p]].rank_idx;
-    const auto t = static_cast<int64_t>(p) / top_k;
-    if (last_token[rank] != t) {
-      last_token[rank] = t;
-      ++payload.rows[rank];
-    }
-    pair_row[p] = static_cast<int32_t>(payload.rows[rank] - 1);
   }
-  const std::vector<int64_t> base = Offsets(payload.rows);
-  payload.total = base[num_ranks];
-  LRMOE_CHECK_LE(payload.total, static_cast<int64_t>(token.size()));
-  for (size_t p = 0; p < pair_target.size(); ++p) {
-    if (pair_target[p] < 0) continue;
-    token[base[plan.instances[pair_target[p]].rank_idx] + pair_row[p]] =
-        static_cast<int32_t>(static_cast<int64_t>(p) / top_k);
+  Payload payload;
+  for (int32_t rank = 0; rank < num_ranks; ++rank) {
+    const int64_t rows = count[rank + 1];
+    LRMOE_CHECK_LE(rows, pairs_to[rank]);
+    std::copy_n(token.begin() + room[rank], rows, token.begin() + payload.total);
+    payload.rows.push_back(rows);
+    payload.total += rows;
   }
   return payload;
 }

@@ -71,10 +71,10 @@ struct Payload {
   std::vector<int64_t> rows;  // [G]
   int64_t total = 0;
 };
-// `token` gets the tokens to gather, by (rank, token), and must have room for every travelling pair;
-// `pair_row` [P].
+// `pairs_to` [G]: pairs that travel to each rank. `token` gets the tokens to gather, by (rank, token), and
+// must have room for every travelling pair; `pair_row` [P], -1 for a pair that does not travel.
 Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
-                    int32_t num_ranks, std::span<int32_t> token, std::span<int32_t> pair_row);
+                    std::span<const int64_t> pairs_to, std::span<int32_t> token, std::span<int32_t> pair_row);
 
 int64_t Sum(std::span<const int64_t> values);
 

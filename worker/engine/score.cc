@@ -1,5 +1,6 @@
 #include "worker/engine/score.h"
 
+#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -43,11 +44,11 @@ absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const
     state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy, value.data());
   LRMOE_RETURN_IF_ERROR(state.device->Wait());
   const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
-  for (size_t p = 0; p < scores.size(); ++p) {
-    const float g = value[p / k];
-    const bool lrm = selection == Selection::kLrm || selection == Selection::kLrmSampled;
-    scores[p] = lrm ? alpha[p] * alpha[p] * g * norm2[p] : g;
-  }
+  const bool lrm = selection == Selection::kLrm || selection == Selection::kLrmSampled;
+  size_t at = 0;
+  for (const float g : value)
+    for (const size_t end = at + k; at < end; ++at)
+      scores[at] = lrm ? alpha[at] * alpha[at] * g * norm2[at] : g;
   if (selection == Selection::kLrmSampled)
     DrawPairs(context, k, scores.size(),
               [&](size_t p, float draw) { scores[p] = std::sqrt(scores[p]) / (1 - draw); });
@@ -82,7 +83,10 @@ void RescaleKept(ForwardContext& context, std::span<const float> factors,
 
 absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,
                          std::span<const float> scores) {
-  for (size_t p = 0; p < scores.size(); ++p) {
+  // Almost always all are: one look at all exponents, in vectors, before any at one.
+  uint32_t bad = 0;
+  for (const float score : scores) bad |= (std::bit_cast<uint32_t>(score) & 0x7F800000u) == 0x7F800000u;
+  for (size_t p = 0; p < scores.size() && bad != 0; ++p) {
     if (std::isfinite(scores[p])) continue;
     const int32_t expert = context.plan().instances[context.pair_instance.as<int32_t>()[p]].expert_idx;
     return absl::OutOfRangeError(absl::StrCat("the score of rank ", rank, " token ", p / top_k, " slot ",

@@ -1,6 +1,8 @@
 #include "worker/engine/select.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "common/check.h"
 #include "common/plan_counts.h"
@@ -98,13 +100,16 @@ absl::StatusOr<std::vector<Verdict>> JudgeOwned(const ScoreLayout& layout, Arena
 std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
                                   int64_t quota, std::span<uint32_t> scratch) {
   const kernels::TopK top = kernels::SelectTopK(scores, quota, scratch);
-  float dropped = 0;
+  // By bit patterns, which order as the scores do: the compiler makes vectors of these loops.
+  const auto threshold = std::bit_cast<int32_t>(top.threshold);
+  int32_t below = 0;
   int64_t equal = 0;
   for (float score : scores) {
-    if (score < top.threshold) dropped = std::max(dropped, score);
-    equal += score == top.threshold;
+    const int32_t bits = std::bit_cast<int32_t>(score) & INT32_MAX;
+    below = std::max(below, bits < threshold ? bits : 0);
+    equal += bits == threshold;
   }
-  if (equal > top.ties) dropped = top.threshold;
+  const float dropped = equal > top.ties ? top.threshold : std::bit_cast<float>(below);
   std::vector<Verdict> verdicts(counts.size());
   int64_t ties = top.ties;
   size_t next = 0;
@@ -122,13 +127,15 @@ std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const
   return verdicts;
 }
 
-void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<const int32_t> pair,
-              std::span<uint8_t> kept) {
-  int32_t ties = verdict.ties;
-  for (size_t i = 0; i < scores.size(); ++i) {
-    const bool tied = scores[i] == verdict.threshold && ties > 0;
-    ties -= tied;
-    kept[pair[i]] = scores[i] > verdict.threshold || tied;
+void MarkKept(std::span<const int32_t> pair_expert, std::span<const float> pair_score,
+              std::span<Verdict> verdicts, std::span<uint8_t> kept) {
+  for (size_t p = 0; p < kept.size(); ++p) {
+    Verdict& verdict = verdicts[pair_expert[p]];
+    kept[p] = pair_score[p] > verdict.threshold;
+    if (pair_score[p] == verdict.threshold && verdict.ties > 0) {  // rare
+      --verdict.ties;
+      kept[p] = 1;
+    }
   }
 }
 
@@ -144,35 +151,38 @@ absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, Arena& arena,
                                                std::span<const int32_t> pair_expert,
                                                std::span<const float> pair_score, std::span<uint8_t> kept) {
   const ScoreLayout layout = LayOut(plan, owner, exchange.rank());
-  for (size_t p = 0; p < kept.size(); ++p) kept[p] = plan.quota[pair_expert[p]] > 0;
   std::vector<float> dropped(owner.size(), 0.0F);
-  if (layout.experts.empty()) return dropped;
+  if (layout.experts.empty()) {
+    for (size_t p = 0; p < kept.size(); ++p) kept[p] = plan.quota[pair_expert[p]] > 0;
+    return dropped;
+  }
 
-  // Scores in (owner, expert, token, slot) order; `order` is the pair behind each place.
+  // Scores in (owner, expert, token, slot) order. Those of other experts go to the place behind the last.
   const auto num_ranks = static_cast<size_t>(exchange.num_ranks());
-  std::vector<int64_t> place(owner.size(), -1), first_of(layout.experts.size(), 0);
   std::vector<size_t> by_owner(layout.experts.size());
   for (size_t j = 0; j < by_owner.size(); ++j) by_owner[j] = j;
   std::stable_sort(by_owner.begin(), by_owner.end(),
                    [&](size_t a, size_t b) { return owner[layout.experts[a]] < owner[layout.experts[b]]; });
-  int64_t total = 0;
+  struct Place {
+    int32_t next, step;
+  };
+  const auto total = static_cast<int32_t>(Sum(layout.send_rows));
+  std::vector<Place> places(owner.size(), {total, 0});
+  int32_t before = 0;
   for (size_t j : by_owner) {
-    place[layout.experts[j]] = first_of[j] = total;
-    total += layout.pairs[j * num_ranks + exchange.rank()];
+    places[layout.experts[j]] = {before, 1};
+    before += static_cast<int32_t>(layout.pairs[j * num_ranks + exchange.rank()]);
   }
-  LRMOE_ASSIGN_OR_RETURN(const Buffer sorted_scores, arena.Take(total * 4, "scores by expert"));
-  LRMOE_ASSIGN_OR_RETURN(const Buffer sorted_pairs, arena.Take(total * 4, "pairs by expert"));
+  LRMOE_ASSIGN_OR_RETURN(const Buffer sorted_scores, arena.Take((total + 1) * 4, "scores by expert"));
   const auto scores = sorted_scores.as<float>();
-  const auto order = sorted_pairs.as<int32_t>();
   for (size_t p = 0; p < pair_expert.size(); ++p) {
-    int64_t& next = place[pair_expert[p]];
-    if (next < 0) continue;
-    scores[next] = pair_score[p];
-    order[next++] = static_cast<int32_t>(p);
+    Place& place = places[pair_expert[p]];
+    scores[place.next] = pair_score[p];
+    place.next += place.step;
   }
 
   LRMOE_ASSIGN_OR_RETURN(const Buffer received, arena.Take(Sum(layout.recv_rows) * 4, "received scores"));
-  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", sorted_scores.bytes(), layout.send_rows,
+  LRMOE_RETURN_IF_ERROR(exchange.Rows("backward scores", std::as_bytes(scores.first(total)), layout.send_rows,
                                       received.bytes(), layout.recv_rows, sizeof(float)));
   LRMOE_ASSIGN_OR_RETURN(const std::vector<Verdict> out,
                          JudgeOwned(layout, arena, owner, exchange.rank(), plan.quota, received.as<float>()));
@@ -181,14 +191,18 @@ absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, Arena& arena,
                                       layout.verdicts_out, std::as_writable_bytes(std::span(in)),
                                       layout.verdicts_in, sizeof(Verdict)));
 
+  // Of experts that keep all or none: below any score, above any score.
+  std::vector<Verdict> verdicts(owner.size());
+  for (size_t e = 0; e < verdicts.size(); ++e)
+    verdicts[e].threshold = plan.quota[e] > 0 ? -1.0F : std::numeric_limits<float>::infinity();
   size_t next_verdict = 0;
   for (size_t j : by_owner) {
-    const int64_t pairs = layout.pairs[j * num_ranks + exchange.rank()];
-    if (pairs == 0) continue;
+    if (layout.pairs[j * num_ranks + exchange.rank()] == 0) continue;
     const Verdict& verdict = in[next_verdict++];
     dropped[layout.experts[j]] = verdict.dropped;
-    MarkKept(scores.subspan(first_of[j], pairs), verdict, order.subspan(first_of[j], pairs), kept);
+    verdicts[layout.experts[j]] = verdict;
   }
+  MarkKept(pair_expert, pair_score, verdicts, kept);
   return dropped;
 }
 

@@ -27,9 +27,10 @@ struct Verdict {
 std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
                                   int64_t quota, std::span<uint32_t> scratch);
 
-// Source's part: kept[pair[i]] = 1 for the scores[i] its verdict keeps, 0 otherwise.
-void MarkKept(std::span<const float> scores, const Verdict& verdict, std::span<const int32_t> pair,
-              std::span<uint8_t> kept);
+// Source's part: kept[p] = 1 for the pairs [P], in (token, slot) order, that the verdict of their expert
+// keeps, 0 otherwise. `verdicts` [E]: their ties are used up.
+void MarkKept(std::span<const int32_t> pair_expert, std::span<const float> pair_score,
+              std::span<Verdict> verdicts, std::span<uint8_t> kept);
 
 // True when expert e keeps some of its pairs but not all: only then is anything scored or exchanged for it.
 std::vector<bool> SelectiveExperts(const LayerPlan& plan);

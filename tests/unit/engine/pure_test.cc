@@ -118,6 +118,39 @@ TEST_CASE("forward routing follows the plan and all ranks agree on every positio
   }
 }
 
+TEST_CASE("a payload for more ranks than a word has bits is what a set of ranks per token says") {
+  LayerPlan plan;
+  for (int32_t rank = 0; rank < 150; ++rank) plan.instances.push_back({.rank_idx = rank});
+  Random random(4);
+  std::vector<int32_t> target(3 * 400), token(target.size(), -7), pair_row(target.size(), -7);
+  std::vector<int64_t> pairs_to(150, 0);
+  for (int32_t& t : target) {
+    t = static_cast<int32_t>(random.Below(151)) - 1;
+    if (t >= 0) ++pairs_to[t];
+  }
+  std::vector<std::vector<int32_t>> want(150);
+  std::vector<int32_t> want_row;
+  for (size_t p = 0; p < target.size(); ++p) {
+    if (target[p] < 0) {
+      want_row.push_back(-1);
+      continue;
+    }
+    std::vector<int32_t>& tokens = want[target[p]];
+    const auto t = static_cast<int32_t>(p) / 3;
+    if (tokens.empty() || tokens.back() != t) tokens.push_back(t);
+    want_row.push_back(static_cast<int32_t>(tokens.size()) - 1);
+  }
+  const Payload payload = PackPayload(plan, target, 3, pairs_to, token, pair_row);
+  CHECK(pair_row == want_row);
+  std::vector<int32_t> all;
+  for (int32_t rank = 0; rank < 150; ++rank) {
+    CHECK(payload.rows[rank] == static_cast<int64_t>(want[rank].size()));
+    all.insert(all.end(), want[rank].begin(), want[rank].end());
+  }
+  token.resize(payload.total);
+  CHECK(token == all);
+}
+
 TEST_CASE("a payload carries each token once to each rank") {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const Case c = RandomCase(seed);
@@ -128,7 +161,10 @@ TEST_CASE("a payload carries each token once to each rank") {
       for (int32_t& t : target)
         if (random.Below(3) == 0) t = -1;
       std::vector<int32_t> token(target.size()), pair_row(target.size());
-      const Payload payload = PackPayload(c.execution.plan, target, c.top_k, c.num_ranks, token, pair_row);
+      std::vector<int64_t> pairs_to(c.num_ranks, 0);
+      for (int32_t t : target)
+        if (t >= 0) ++pairs_to[c.execution.plan.instances[t].rank_idx];
+      const Payload payload = PackPayload(c.execution.plan, target, c.top_k, pairs_to, token, pair_row);
       const std::vector<int64_t> base = Offsets(payload.rows);
       for (int32_t d = 0; d < c.num_ranks; ++d)
         for (int64_t i = 1; i < payload.rows[d]; ++i) REQUIRE(token[base[d] + i - 1] < token[base[d] + i]);
@@ -258,14 +294,14 @@ TEST_CASE("selection keeps the largest scores, ties to the lowest source and pai
     std::vector<uint8_t> expected(scores.size(), 0), actual(scores.size(), 9);
     for (int64_t i = 0; i < quota; ++i) expected[order[i]] = 1;
     std::vector<uint32_t> scratch(scores.size());
-    const std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota, scratch);
+    std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota, scratch);
     const float dropped = quota < static_cast<int64_t>(order.size()) ? scores[order[quota]] : 0.0F;
     size_t next = 0;
     for (int64_t s = 0; s < num_sources; ++s) {
       REQUIRE(verdicts[s].dropped == dropped);
-      std::vector<int32_t> pair(counts[s]);
-      std::iota(pair.begin(), pair.end(), static_cast<int32_t>(next));
-      MarkKept(std::span(scores).subspan(next, counts[s]), verdicts[s], pair, actual);
+      const std::vector<int32_t> expert(counts[s], 0);
+      MarkKept(expert, std::span(scores).subspan(next, counts[s]), std::span(&verdicts[s], 1),
+               std::span(actual).subspan(next, counts[s]));
       next += counts[s];
     }
     REQUIRE(actual == expected);
