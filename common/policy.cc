@@ -13,9 +13,8 @@ namespace lrmoe {
 namespace {
 
 constexpr absl::string_view kFields =
-    "planner, rates, retention_floor, retention_floor_rows, balance_tolerance, window_us, on_infeasible, "
+    "planner, rates, retention_floor, balance_tolerance, window_us, on_infeasible, "
     "selection, rescale, router_gradient, seed";
-constexpr int64_t kMaxFloorRows = 1'000'000'000;
 
 absl::Status Bad(absl::string_view field, absl::string_view value, absl::string_view allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is \"", value, "\"; allowed: ", allowed));
@@ -95,9 +94,6 @@ absl::Status Validate(const Policy& policy) {
   }
   if (!(policy.retention_floor >= 0.0 && policy.retention_floor <= 1.0))
     return Bad("retention_floor", Text(policy.retention_floor), "0..1");
-  if (policy.retention_floor_rows < 0 || policy.retention_floor_rows > kMaxFloorRows)
-    return Bad("retention_floor_rows", absl::StrCat(policy.retention_floor_rows),
-               absl::StrCat("0..", kMaxFloorRows));
   if (!(policy.balance_tolerance >= 0.0 && policy.balance_tolerance <= 10.0))
     return Bad("balance_tolerance", Text(policy.balance_tolerance), "0..10");
   if (!(policy.window_us > 0.0)) return Bad("window_us", Text(policy.window_us), "a number > 0, or inf");
@@ -117,9 +113,6 @@ absl::Status SetPolicyField(Policy& policy, absl::string_view field, absl::strin
       LRMOE_RETURN_IF_ERROR(ParseNumber(field, part, next.rates.emplace_back()));
   } else if (field == "retention_floor") {
     LRMOE_RETURN_IF_ERROR(ParseNumber(field, value, next.retention_floor));
-  } else if (field == "retention_floor_rows") {
-    if (!absl::SimpleAtoi(value, &next.retention_floor_rows))
-      return Bad(field, value, absl::StrCat("an integer from 0 to ", kMaxFloorRows));
   } else if (field == "balance_tolerance") {
     LRMOE_RETURN_IF_ERROR(ParseNumber(field, value, next.balance_tolerance));
   } else if (field == "window_us") {
@@ -153,7 +146,6 @@ std::vector<std::pair<std::string, std::string>> PolicyFields(const Policy& poli
       {"rates",
        absl::StrJoin(policy.rates, ",", [](std::string* out, double rate) { out->append(Text(rate)); })},
       {"retention_floor", Text(policy.retention_floor)},
-      {"retention_floor_rows", absl::StrCat(policy.retention_floor_rows)},
       {"balance_tolerance", Text(policy.balance_tolerance)},
       {"window_us", Text(policy.window_us)},
       {"on_infeasible", std::string(Name(policy.on_infeasible))},

@@ -22,9 +22,8 @@ struct Policy {
   std::string planner = "lrmoe";  // lrmoe | fixed
   // Candidate retention rates, strictly descending, each in (0, 1]. One value forces it.
   std::vector<double> rates = {1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5};
-  double retention_floor = 0.0;      // least K_e / N_e of any expert, 0..1
-  int64_t retention_floor_rows = 0;  // least K_e, or N_e where that is less, 0..10^9
-  double balance_tolerance = 0.01;   // peak load may exceed the mean by this fraction, 0..10
+  double retention_floor = 0.0;     // least K_e / N_e of any expert, 0..1
+  double balance_tolerance = 0.01;  // peak load may exceed the mean by this fraction, 0..10
   double window_us =
       std::numeric_limits<double>::infinity();  // communication must fit; > 0; infinity: no limit
   OnInfeasible on_infeasible = OnInfeasible::kFail;

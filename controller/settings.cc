@@ -36,8 +36,6 @@ void AddPolicy(Policy* policy, Settings* parser) {
       "it.");
   AddPolicyField(policy, parser, "retention_floor", "X",
                  "Least share of any expert's rows that is kept, 0..1.");
-  AddPolicyField(policy, parser, "retention_floor_rows", "N",
-                 "Least rows of any expert that are kept, all where it has fewer, 0..1000000000.");
   AddPolicyField(policy, parser, "balance_tolerance", "X",
                  "How far the most loaded rank may exceed the mean before replicas are added, 0..10.");
   AddPolicyField(policy, parser, "window_us", "US",

@@ -36,10 +36,7 @@ bool SameRows(const PlacedRows& a, const PlacedRows& b) {
 class Loop {
  public:
   Loop(const PlanningProblem& problem, const Workload& work, const PolicyHooks& hooks)
-      : problem_(problem),
-        work_(work),
-        hooks_(hooks),
-        low_(FloorRows(work, problem.policy.retention_floor, problem.policy.retention_floor_rows)) {
+      : problem_(problem), work_(work), hooks_(hooks), low_(FloorRows(work, problem.policy.retention_floor)) {
     for (const RankResources& rank : problem.cluster.ranks) memory_limited_ |= rank.memory_bytes != kNoLimit;
     for (int64_t rows : low_) low_total_ += rows;
     kept_.resize(hooks.num_variants);

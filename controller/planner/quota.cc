@@ -166,12 +166,10 @@ class WaterFill {
 
 }  // namespace
 
-std::vector<int64_t> FloorRows(const Workload& work, double retention_floor, int64_t floor_rows) {
+std::vector<int64_t> FloorRows(const Workload& work, double retention_floor) {
   std::vector<int64_t> low(work.num_experts, 0);
-  for (int32_t e = 0; e < work.num_experts; ++e) {
-    if (retention_floor > 0) low[e] = CeilRows(retention_floor, work.rows[e]);
-    low[e] = std::max(low[e], std::min(floor_rows, work.rows[e]));
-  }
+  if (retention_floor > 0)
+    for (int32_t e = 0; e < work.num_experts; ++e) low[e] = CeilRows(retention_floor, work.rows[e]);
   return low;
 }
 

@@ -10,8 +10,8 @@
 
 namespace lrmoe::planner {
 
-// The fewest rows expert e must keep: ceil(floor * N_e), and floor_rows or all N_e where that is less.
-std::vector<int64_t> FloorRows(const Workload& work, double retention_floor, int64_t floor_rows);
+// The fewest rows expert e must keep: ceil(floor * N_e).
+std::vector<int64_t> FloorRows(const Workload& work, double retention_floor);
 
 // Quotas that sum to `kept` with low[e] <= K_e <= N_e and that the instances of `placed` can carry when each
 // rank takes at most its rows at `level`. The rates K_e / N_e are max-min fair: all rise together, an expert

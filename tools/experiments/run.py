@@ -9,6 +9,7 @@ tables, plots and DIR/summary.json.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -94,6 +95,11 @@ class Experiments:
         """Writes the texts; forgets runs made with other sizes."""
         from text import prepare
         os.makedirs(self.out, exist_ok=True)
+        self.lock = open(os.path.join(self.out, "lock"), "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another run.py works in {self.out}: wait for it or give another --out") from None
         steps = {name: value for name, value in self.sizes._asdict().items() if name.endswith("_steps")}
         stamp = json.dumps({"steps": steps, "texts": [self.options.large_text, self.options.small_text]})
         path = os.path.join(self.out, "settings.json")
@@ -192,8 +198,9 @@ class Experiments:
 
 def main():
     options = parse_options()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(128 + number))
+    # At once: leaving in order would first wait for every run. Jobs end with this process, finished runs are marked.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda signal_number, frame: os._exit(128 + signal_number))
     experiments = Experiments(options)
     try:
         experiments.prepare()

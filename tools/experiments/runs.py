@@ -8,7 +8,6 @@ ARMS: Dict[str, Tuple[str, ...]] = {
     **{name: ("--selection", name) for name in SELECTIONS},
     "lrm_rows": ("--selection", "lrm", "--rescale", "rows"),
     "random_rows": ("--selection", "random", "--rescale", "rows"),
-    "lrm_floor": ("--selection", "lrm", "--retention-floor-rows", "64"),  # half of an expert's mean
 }
 
 
@@ -23,7 +22,7 @@ class Sizes(NamedTuple):
     arms: Tuple[str, ...] = SELECTIONS  # of `criteria` and `probes`
 
 
-FULL = Sizes((1, 2, 3), 800, 1600, 800, 500, (1.0, 0.9, 0.8, 0.7), (0.8, 0.7))
+FULL = Sizes((1, 2, 3), 800, 800, 800, 300, (1.0, 0.9, 0.8, 0.7), (0.8, 0.7))
 QUICK = Sizes((1,), 120, 160, 100, 60, (1.0, 0.9, 0.8, 0.7), (0.8,))
 
 

@@ -229,10 +229,6 @@ void AddReplayCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--retention-floor", options->replay.policy.retention_floor, "Least rate of an expert")
       ->capture_default_str();
-  command
-      ->add_option("--retention-floor-rows", options->replay.policy.retention_floor_rows,
-                   "Least kept rows of an expert, all where it has fewer")
-      ->capture_default_str();
   command->add_option("--window-us", options->replay.policy.window_us, "Communication must fit in it");
   command->add_option("--limit", options->limit, "Invocations at most; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));

@@ -11,7 +11,6 @@ TEST_CASE("every policy field survives its own text form", "[policy]") {
   policy.balance_tolerance = 1.0 / 3.0;
   policy.selection = Selection::kRandom;
   policy.rescale = Rescale::kRows;
-  policy.retention_floor_rows = 1'000'000'000;
   policy.seed = 18446744073709551615ULL;
   Policy copy;
   for (const auto& [name, text] : PolicyFields(policy)) REQUIRE(SetPolicyField(copy, name, text).ok());
@@ -27,9 +26,6 @@ TEST_CASE("a bad policy value names field, value and range, and changes nothing"
            {"rates", "1.5", "(0, 1]"},
            {"rates", "", "a number"},
            {"retention_floor", "-1", "0..1"},
-           {"retention_floor_rows", "-1", "0..1000000000"},
-           {"retention_floor_rows", "1000000001", "0..1000000000"},
-           {"retention_floor_rows", "a few", "an integer"},
            {"window_us", "0", "> 0"},
            {"rescale", "on", "allowed: off, rows"},
            {"selection", "best", "lrm, grad_norm2, grad_abs, random, lrm_sampled"},

@@ -43,7 +43,6 @@ TEST_CASE("every policy field survives the wire") {
   Policy policy{.planner = "fixed",
                 .rates = {0.9, 1.0 / 3},
                 .retention_floor = 0.1,
-                .retention_floor_rows = 64,
                 .balance_tolerance = 0.3,
                 .window_us = 12.5,
                 .on_infeasible = OnInfeasible::kBestEffort,

@@ -64,7 +64,6 @@ TEST_CASE("plans of random problems are legal and their peaks the exact optimum"
     if (random.Below(2) == 0) problem.policy.rates = {0.3 + 0.7 * random.Uniform()};
     if (random.Below(3) == 0)
       problem.policy.retention_floor = problem.policy.rates[0] * random.Uniform() * 0.9;
-    if (random.Below(3) == 0) problem.policy.retention_floor_rows = random.Between(0, 20);
     if (random.Below(4) == 0) problem.policy.planner = "fixed";
     problem.policy.on_infeasible = OnInfeasible::kBestEffort;
     const auto plan = Plan(problem);
@@ -81,7 +80,6 @@ TEST_CASE("plans of random problems are legal and their peaks the exact optimum"
           routed += problem.counts.at(s, static_cast<int32_t>(e));
         CHECK(static_cast<double>(plan->quota[e]) >=
               problem.policy.retention_floor * static_cast<double>(routed) - 1e-9);
-        CHECK(plan->quota[e] >= std::min(problem.policy.retention_floor_rows, routed));
       }
     }
     CheckPeaksAreLeast(problem, *plan);
@@ -197,30 +195,6 @@ TEST_CASE("a floor above the candidate's rate rejects it", "[planner]") {
   const auto plan = Plan(problem);
   CHECK(plan.status().code() == absl::StatusCode::kResourceExhausted);
   CHECK_THAT(std::string(plan.status().message()), Catch::Contains("retention_floor"));
-}
-
-TEST_CASE("a floor in rows keeps all of a small expert, and the others pay for it", "[planner]") {
-  PlanningProblem problem = Simple({{200, 5, 20, 0}});
-  problem.policy.rates = {0.5};
-  REQUIRE(Plan(problem)->quota == std::vector<int64_t>{100, 3, 10, 0});
-  problem.policy.retention_floor_rows = 8;
-  REQUIRE(Plan(problem)->quota == std::vector<int64_t>{98, 5, 10, 0});
-  problem.policy.retention_floor_rows = 40;
-  REQUIRE(Plan(problem)->quota == std::vector<int64_t>{88, 5, 20, 0});
-  problem.policy.rates = {0.5, 0.2};
-  problem.policy.retention_floor_rows = 89;  // 89 + 5 + 20 of 113
-  const auto refused = Plan(problem);
-  CHECK(refused.status().code() == absl::StatusCode::kResourceExhausted);
-  CHECK_THAT(std::string(refused.status().message()),
-             Catch::Contains("retention_floor of all experts needs 114 rows, 45 available"));
-  problem.policy.on_infeasible = OnInfeasible::kBestEffort;
-  const auto best = Plan(problem);
-  REQUIRE(best.ok());
-  CHECK_FALSE(best->feasible);
-  REQUIRE(best->rejected.size() == 2);
-  CHECK(best->rejected[0].constraint == "retention_floor");
-  CHECK(best->rejected[0].needed == 114);
-  CHECK(best->rejected[0].available == 113);
 }
 
 TEST_CASE("residents are used before anything is transferred", "[planner]") {

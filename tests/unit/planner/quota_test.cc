@@ -94,8 +94,7 @@ TEST_CASE("quotas are max-min fair over what the ranks can carry", "[quota]") {
     RankCapacity capacity = work.capacity;
     for (int32_t g = 0; g < work.num_ranks; ++g)
       capacity.limit[g] = room[g] = random.Between(0, 2 * work.total / work.num_ranks);
-    const std::vector<int64_t> low = FloorRows(work, random.Below(2) ? 0.0 : 0.3 * random.Uniform(),
-                                               random.Below(2) ? 0 : random.Between(0, 10));
+    const std::vector<int64_t> low = FloorRows(work, random.Below(2) ? 0.0 : 0.3 * random.Uniform());
     const int64_t floor_total = std::accumulate(low.begin(), low.end(), int64_t{0});
     const int64_t kept = random.Between(std::max<int64_t>(floor_total, 0), work.total);
     std::vector<double> expected;

@@ -131,8 +131,7 @@ TEST_CASE("waterfill gives one row at a time to the expert that has the fewest",
   for (int trial = 0; trial < 1000; ++trial) {
     const PlanningProblem problem = RandomProblem(random, {});
     const Workload work = MakeWorkload(problem);
-    const std::vector<int64_t> low = FloorRows(work, random.Below(2) ? 0.0 : random.Uniform(),
-                                               random.Below(2) ? 0 : random.Between(0, 10));
+    const std::vector<int64_t> low = FloorRows(work, random.Below(2) ? 0.0 : random.Uniform());
     int64_t floor_total = 0;
     for (int64_t rows : low) floor_total += rows;
     const int64_t kept = random.Between(floor_total, work.total);
