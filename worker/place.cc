@@ -78,7 +78,7 @@ absl::Status AgreeOnOverlap(const WorkerSettings& settings, const OverlapFacts& 
   const transport::Call call{"choice of overlap", {}, After(settings.collective_timeout)};
   LRMOE_RETURN_IF_ERROR(place->transport->AllReduce(call, std::span(&all, 1), transport::Reduction::kMin));
   place->overlap = all == 1;
-  if (wanted && !place->overlap) reason = "another rank has no core for it";
+  if (wanted && !place->overlap) reason = "another rank does not want to";
   LogInfo("exchanges rows ", place->overlap ? "while it computes (" : "between computations (", reason, ")");
   return absl::OkStatus();
 }
@@ -141,8 +141,9 @@ bool IsLaunchedByMpi() {
   return false;
 }
 
-absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
-  Place place;
+namespace {
+
+absl::Status Find(const WorkerSettings& settings, Place& place) {
   place.node = HostName();
   const bool mpi = settings.transport == "mpi" || (settings.transport != "inproc" && IsLaunchedByMpi());
   if (mpi) {
@@ -174,8 +175,18 @@ absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
   place.master_port = shared.master_port;
   LRMOE_RETURN_IF_ERROR(ChoosePlaceOfWork(settings, &place));
   facts.on_device = place.device != kCpuDevice;
-  LRMOE_RETURN_IF_ERROR(AgreeOnOverlap(settings, facts, &place));
-  return place;
+  return AgreeOnOverlap(settings, facts, &place);
+}
+
+}  // namespace
+
+absl::StatusOr<Place> FindPlace(const WorkerSettings& settings) {
+  Place place;
+  const absl::Status found = Find(settings, place);
+  if (found.ok()) return place;
+  // What this rank alone may not do, the others learn now: they wait for it, and MPI_Finalize would for them.
+  if (place.transport != nullptr) place.transport->Abort(found.message());
+  return found;
 }
 
 }  // namespace lrmoe

@@ -285,6 +285,12 @@ class Endings(unittest.TestCase):
             self.assertEqual(process.returncode, 2, process.stderr)
             self.assertIn(message, process.stderr)
 
+    def test_start_that_fails_on_one_rank(self):
+        """A build without NCCL refuses the value before it joins the others; one with it when they wait already."""
+        only_last = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then export LRMOE_TRANSPORT=nccl; fi; exec "$@"'
+        with Job(worker=["--device", "cpu"], launcher=["mpirun", "-n", "2", "sh", "-c", only_last, "sh"]) as job:
+            self.check_end(job, (1, 2), 'transport is "nccl"')
+
     def test_devices_that_are_not_there(self):
         """A build without CUDA refuses the value; one with it looks, and says what is missing."""
         for arguments in (["--device", "cuda:1023"], ["--device", "cpu", "--transport", "nccl"]):
