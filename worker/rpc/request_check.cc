@@ -46,7 +46,8 @@ v1::DataType WireType(DataType type) {
   return type == DataType::kBf16 ? v1::DATA_TYPE_BF16 : v1::DATA_TYPE_FP32;
 }
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
+// Of the sizes a tensor must have.
+std::string AllowedText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[",
                       absl::StrJoin(shape, ", ",
                                     [](std::string* out, int64_t size) {
@@ -83,7 +84,7 @@ class Tensors {
     }
     if (!matches) {
       return absl::InvalidArgumentError(
-          absl::StrCat(field, ".shape: ", ShapeText(given), ", allowed is ", ShapeText(shape)));
+          absl::StrCat(field, ".shape: [", absl::StrJoin(given, ", "), "], allowed is ", AllowedText(shape)));
     }
     __int128 bytes = SizeOf(type);
     for (int64_t size : given) {
@@ -91,7 +92,7 @@ class Tensors {
       bytes *= size;
       if (bytes > std::numeric_limits<int64_t>::max()) {
         return absl::InvalidArgumentError(
-            absl::StrCat(field, ".shape: ", ShapeText(given), " is over 2^63 bytes"));
+            absl::StrCat(field, ".shape: [", absl::StrJoin(given, ", "), "] is over 2^63 bytes"));
       }
     }
     return Place(field, tensor, static_cast<int64_t>(bytes), access);
