@@ -1,5 +1,6 @@
 // lrmoe-bench layer: a whole MoE layer by the real engine, phase by phase.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -46,6 +47,21 @@ int RunUnderMpi(Options& o) {
   return 0;
 }
 
+// What one flag allows and another does not.
+absl::Status CheckFlags(const Options& o) {
+  if (!std::isfinite(o.run.skew) || !std::isfinite(o.run.link_mbit_per_s))  // NaN is in every CLI::Range
+    return absl::InvalidArgumentError("--skew or --link-mbit-per-s is not a number; allowed: numbers");
+  if (o.overlap == "compare" && !o.against.empty())
+    return absl::InvalidArgumentError(
+        "--overlap compare and --against: each is a second policy; allowed: one");
+  if (o.transport != "mpi") return absl::OkStatus();
+  if (o.run.link_mbit_per_s != 0)
+    return absl::InvalidArgumentError("--link-mbit-per-s with --transport mpi; allowed: 0");
+  if (o.run.num_ranks != 1)
+    return absl::InvalidArgumentError("--ranks with --transport mpi, where mpirun says how many; allowed: 1");
+  return absl::OkStatus();
+}
+
 int Run(Options o) {
   o.run.shape.dtype = o.dtype == "bf16" ? DataType::kBf16 : DataType::kFp32;
   o.run.router_gradient = o.router_gradient == "exact" ? RouterGradient::kExact : RouterGradient::kRetained;
@@ -55,7 +71,9 @@ int Run(Options o) {
   o.run.arms = {o.arm};
   if (!o.against.empty()) o.run.arms.push_back({o.against, 1.0, o.arm.overlap});
   if (o.overlap == "compare") o.run.arms.push_back({o.arm.policy, o.arm.retention, false});
-  if (const absl::Status valid = Validate(o.run.shape); !valid.ok()) {
+  absl::Status valid = Validate(o.run.shape);
+  valid.Update(CheckFlags(o));
+  if (!valid.ok()) {
     std::cerr << "lrmoe-bench layer: " << valid.message() << "\n";
     return 2;
   }

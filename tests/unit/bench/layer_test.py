@@ -80,7 +80,9 @@ class LayerTest(unittest.TestCase):
         self.assertTrue(out["wire_bytes"]["equal"])
 
     def test_refusals(self):
-        for options in ({"policy": "none"}, {"retention": "0"}, {"top_k": 5, "experts": 4}, {"dtype": "fp16"}):
+        for options in ({"policy": "none"}, {"retention": "0"}, {"top_k": 5, "experts": 4}, {"dtype": "fp16"},
+                        {"skew": "nan"}, {"link_mbit_per_s": "nan"}, {"overlap": "compare", "against": "fixed"},
+                        {"transport": "mpi", "ranks": 2}, {"transport": "mpi", "link_mbit_per_s": 10}):
             with self.subTest(**options):
                 result = layer(**options)
                 self.assertEqual(result.returncode, 2)
