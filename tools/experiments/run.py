@@ -43,7 +43,7 @@ def parse_options():
     parser.add_argument("--arms", default=",".join(SELECTIONS),
                         help=f"of criteria and probes, separated by commas, of {','.join(ARMS)} (default: %(default)s)")
     parser.add_argument("--seeds", type=int, help="how many, 1..100")
-    parser.add_argument("--parallel", type=int, default=max(1, os.cpu_count() or 1), help="runs of one rank at a time")
+    parser.add_argument("--parallel", type=int, default=max(1, os.cpu_count() or 1), help="runs of one rank at a time, 1..1024")
     parser.add_argument("--large-text", help="default: prose of Debian's perl-doc")
     parser.add_argument("--small-text", help="default: Python's own documentation")
     options = parser.parse_args()
@@ -57,6 +57,8 @@ def parse_options():
         parser.error(f"--arms: {set(options.arms) - set(ARMS)} is none of {tuple(ARMS)}")
     if options.seeds is not None and not 1 <= options.seeds <= 100:
         parser.error(f"--seeds: {options.seeds} is not within 1..100")
+    if not 1 <= options.parallel <= 1024:
+        parser.error(f"--parallel: {options.parallel} is not within 1..1024")
     return options
 
 
@@ -182,7 +184,7 @@ class Experiments:
         print(f"{len(runs)} runs, {len(runs) - len(todo)} of them done already", flush=True)
         progress = Progress(todo, self.options.parallel)
         waiting = {run.name: run for run in todo if run.ranks == 1}
-        with ThreadPoolExecutor(max(1, self.options.parallel)) as pool:
+        with ThreadPoolExecutor(self.options.parallel) as pool:
             while waiting:
                 ready = [run for run in waiting.values() if run.start not in waiting]
                 futures = {pool.submit(self.execute, run): run for run in ready}
