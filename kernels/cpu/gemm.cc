@@ -25,6 +25,9 @@ constexpr int64_t kRowsAhead = 4;  // rows prefetched while staging
 // For the bf16 matmul, which packs its operands at each call: large enough to make that a few percent.
 constexpr int64_t kMatmulBlockM = 256;
 constexpr int64_t kMatmulBlockN = 1024;
+// For weight gradients, whose depth is a group's rows: with few of them packing is much of the work.
+constexpr int64_t kGradientBlockM = 512;
+constexpr int64_t kGradientBlockN = 2048;
 // With packed weights: whole rows of C, so many that A stays in the L2 cache.
 constexpr int64_t kPackedBlockM = 128;
 // Whole tiles of oneDNN's kernels, which are 6 or 8 rows by 16 or 48 columns.
@@ -277,6 +280,7 @@ void GroupedGemm::CutIntoBlocks(const Shape& shape, std::span<const GemmGroup> g
   const bool matmul = shape.type == Type::kBf16 && bf16_path_ == Bf16Path::kMatmul;
   int64_t most_m = matmul ? kMatmulBlockM : kBlockM, most_n = matmul ? kMatmulBlockN : kBlockN;
   int64_t tile_m = kTileM;
+  if (matmul && shape.kind == GemmKind::kWeightGradient) most_m = kGradientBlockM, most_n = kGradientBlockN;
   if (shape.kind == GemmKind::kPacked) {
     most_m = kPackedBlockM, most_n = shape.n;
     tile_m = kPackedTileM;
