@@ -29,7 +29,7 @@ class EngineAdapter final : public worker::EnginePort {
   }
   absl::Status FinishLoad(int32_t layer) override { return engine_->FinishLoad(layer); }
   absl::Status OptimizerStep(const engine::AdamWStep& step) override {
-    const absl::Status status = engine_->OptimizerStep(step);
+    absl::Status status = engine_->OptimizerStep(step);
     refresh_replicas_ = status.ok();
     return status;
   }

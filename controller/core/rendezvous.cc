@@ -168,7 +168,7 @@ Rendezvous::Outcome Rendezvous::Fail(const Ready& ready, const absl::Status& sta
 
 Rendezvous::Outcome Rendezvous::FailTogether(const std::vector<Key>& keys, const absl::Status& status) {
   Outcome outcome;
-  auto failure = std::make_shared<Failure>(status, std::vector<SessionId>(num_ranks_));
+  auto failure = std::make_shared<Failure>(Failure{status, std::vector<SessionId>(num_ranks_)});
   for (const Key& key : keys) {
     const Pending& pending = pending_.at(key);
     const auto message = ErrorMessage(key.invocation, status);

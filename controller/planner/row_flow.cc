@@ -42,9 +42,9 @@ double RankCapacity::LeastLevel(int64_t rows, std::span<const int32_t> ranks) co
   if (limits < static_cast<unsigned __int128>(rows)) return kInfinity;
   // A real-valued lower bound, then up in whole rows. Ranks at their limit do not rise: restart the bound
   // without them.
-  double level = uniform ? static_cast<double>((rows + static_cast<int64_t>(ranks.size()) - 1) /
-                                               static_cast<int64_t>(ranks.size()))
-                         : static_cast<double>(rows) / weights * (1.0 - 1e-15);
+  const auto num_ranks = static_cast<int64_t>(ranks.size());
+  const int64_t even = (rows + num_ranks - 1) / num_ranks;
+  double level = uniform ? static_cast<double>(even) : static_cast<double>(rows) / weights * (1.0 - 1e-15);
   for (;;) {
     int64_t carried = 0;
     double rising = 0, next = kInfinity;

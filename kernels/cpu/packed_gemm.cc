@@ -23,8 +23,8 @@ memory::desc PackedForm(Type type, int64_t k, int64_t n) {
           type == Type::kBf16 ? memory::format_tag::BA16a64b2a : memory::format_tag::BA16a64b};
 }
 
-memory::desc Plain(Type type, int64_t rows, int64_t columns, memory::dims strides) {
-  return {{rows, columns}, TypeOf(type), std::move(strides)};
+memory::desc Plain(Type type, int64_t rows, int64_t columns, const memory::dims& strides) {
+  return {{rows, columns}, TypeOf(type), strides};
 }
 
 dnnl::matmul::primitive_desc Describe(const dnnl::engine& engine, const PackedGemm::Product& p,

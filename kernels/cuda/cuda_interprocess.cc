@@ -54,7 +54,7 @@ class CudaInterprocess::OwnedEvent {
   cudaEvent_t get() const { return event_; }
 
  private:
-  const cudaEvent_t event_;
+  cudaEvent_t event_;
 };
 
 class CudaInterprocess::Event final : public SharedEvent {

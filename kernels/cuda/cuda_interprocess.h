@@ -45,7 +45,7 @@ class CudaInterprocess final : public Interprocess {
   absl::Status MakeCurrent() const;
 
   const int32_t ordinal_;
-  const cudaStream_t stream_;
+  cudaStream_t stream_;
   std::string uuid_;
   PFN_cuMemGetAddressRange_v3020 address_range_ = nullptr;
   std::vector<const OpenedMemory*> opened_;

@@ -47,10 +47,10 @@ absl::Status SimulatePlanCommand(const Options& options, const Console& console)
     console.out << Dump(json);
     return absl::OkStatus();
   }
+  const PlanRecord after{*std::move(simulated), recorded.planned_at_ms, {}};
   console.out << "Before: planned by " << Printable(recorded.plan.policy) << ". After: simulated with "
-              << Printable(simulated->policy) << " on the same counts; nothing was changed.\n"
-              << DiffPlans(recorded, {*std::move(simulated), recorded.planned_at_ms, {}},
-                           ViewOf(options, console));
+              << Printable(after.plan.policy) << " on the same counts; nothing was changed.\n"
+              << DiffPlans(recorded, after, ViewOf(options, console));
   return absl::OkStatus();
 }
 

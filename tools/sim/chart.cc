@@ -52,7 +52,8 @@ void DrawYAxis(Plane& plane, double low, double high, Drawing& drawing) {
 // Entries from left to right in lines of equal columns under the chart; the height they take.
 double LegendHeight(size_t num_entries, double width) {
   const auto columns = std::max<size_t>(1, static_cast<size_t>(width / 110));
-  return static_cast<double>((num_entries + columns - 1) / columns) * kLegendLine;
+  const size_t lines = (num_entries + columns - 1) / columns;
+  return static_cast<double>(lines) * kLegendLine;
 }
 
 void DrawLegend(const std::vector<std::string>& names, const Frame& frame, double height, bool lines,
@@ -60,9 +61,10 @@ void DrawLegend(const std::vector<std::string>& names, const Frame& frame, doubl
   const auto columns = std::max<size_t>(1, static_cast<size_t>(frame.width / 110));
   const double column = frame.width / static_cast<double>(columns);
   for (size_t i = 0; i < names.size(); ++i) {
+    const size_t line = i / columns;
     const double x = frame.x + 8 + column * static_cast<double>(i % columns);
     const double y =
-        frame.y + frame.height - height + kLegendLine * static_cast<double>(i / columns) + kLegendLine / 2;
+        frame.y + frame.height - height + kLegendLine * static_cast<double>(line) + kLegendLine / 2;
     const Color color = kColors[i % std::size(kColors)];
     if (lines)
       drawing.shapes.push_back(LineShape{{{x, y - 3}, {x + 18, y - 3}}, color, 2, i >= std::size(kColors)});

@@ -27,5 +27,5 @@ fi
 known=$(sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$build/compile_commands.json" | sed "s|^$PWD/||" | sort -u)
 files=$(comm -12 <(printf '%s\n' "$files" | sort -u) <(printf '%s\n' "$known"))
 [ -n "$files" ] || { echo "clang-tidy: no files to check"; exit 0; }
-printf '%s\n' "$files" | xargs -n 1 -P 2 clang-tidy --quiet -p "$build" --extra-arg=-Wno-unknown-warning-option 2> >(grep -v 'warnings generated' >&2)
+printf '%s\n' "$files" | xargs -n 1 -P 2 clang-tidy --quiet -p "$build" --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-unknown-pragmas 2> >(grep -v 'warnings generated' >&2)
 echo "clang-tidy: $(printf '%s\n' "$files" | wc -l) files are clean"

@@ -157,7 +157,7 @@ void Agent::OnMessage(const Welcome& welcome) {
                        " at the controller ", options_.controller, ", planner ", welcome.policy.planner)});
   if (model_) Do(Send{*model_});
   for (const auto& [invocation, counts] : awaited_) Do(Send{SourceCounts{invocation, counts}});
-  for (InvocationReport& report : reports_) Do(Send{std::move(report)});
+  for (const InvocationReport& report : reports_) Do(Send{report});
   reports_.clear();
 }
 
