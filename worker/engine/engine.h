@@ -133,8 +133,8 @@ class Engine {
   // Collective.
   absl::Status ZeroGradients();
 
-  // Collective. See checkpoint.h. Gradients and contexts are not part of a checkpoint; loading drops open
-  // contexts.
+  // Collective. See checkpoint.h. Gradients and contexts are not part of a checkpoint; loading zeroes
+  // gradients and drops open contexts.
   absl::Status SaveCheckpoint(const std::string& directory, int64_t step);
   absl::StatusOr<int64_t> LoadCheckpoint(const std::string& directory, int64_t step);
 

@@ -107,9 +107,9 @@ class Worker:
         return step
 
     def load_checkpoint(self, directory, step=None):
-        """Collective. Loads directory/step-N, by default the newest. Open invocations are dropped. A truncated, altered
-        or mismatched checkpoint is refused whole with an Error that names the file; nothing has changed then.
-        Returns the step it was saved with."""
+        """Collective. Loads directory/step-N, by default the newest. Open invocations are dropped and expert gradients
+        are zero afterwards. A truncated, altered or mismatched checkpoint is refused whole with an Error that names the
+        file; nothing has changed then. Returns the step it was saved with."""
         response = self._call("LoadCheckpoint", directory=os.path.abspath(directory), step=-1 if step is None else step)
         self._optimizer_updates = response.optimizer_step
         self._parameter_changes += 1
