@@ -78,7 +78,7 @@ absl::Status EngineThread::RunJob(Job& job, const absl::Status& ended, EngineSlo
     return absl::OkStatus();
   }
   if (EndsEpoch(status)) {
-    const absl::Status death = EndWith(status);
+    absl::Status death = EndWith(status);
     job.done(status);
     return death;
   }

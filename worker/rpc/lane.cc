@@ -122,9 +122,9 @@ bool Lane::Serve(const std::shared_ptr<Client>& client) {
     client->Send(call->reply);
   };
   if (call->request.has_forward()) {
-    service_->Forward(&call->request.forward(), call->reply.mutable_forward(), std::move(answer));
+    service_->RunForward(&call->request.forward(), call->reply.mutable_forward(), std::move(answer));
   } else if (call->request.has_backward()) {
-    service_->Backward(&call->request.backward(), call->reply.mutable_backward(), std::move(answer));
+    service_->RunBackward(&call->request.backward(), call->reply.mutable_backward(), std::move(answer));
   } else {
     answer(absl::InvalidArgumentError("call: unset, allowed are forward and backward"));
   }

@@ -165,7 +165,8 @@ void WorkerService::RememberPlan(const ExecutionPlan& execution, bool needs_back
   if (needs_backward) planned_[now] = *summary;
 }
 
-void WorkerService::Forward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply) {
+void WorkerService::RunForward(const v1::ForwardRequest* request, v1::ForwardResponse* response,
+                               Reply reply) {
   Collective(
       std::move(reply), {request->session(), Operation::kForward, Named(request->invocation())},
       [request](const Session& s) { return CheckForward(*request, s.model, s.arenas, s.device); },
@@ -182,12 +183,12 @@ void WorkerService::Forward(const v1::ForwardRequest* request, v1::ForwardRespon
 grpc::ServerUnaryReactor* WorkerService::Forward(Context* context, const v1::ForwardRequest* request,
                                                  v1::ForwardResponse* response) {
   Reactor* reactor = context->DefaultReactor();
-  Forward(request, response, ReplyOf(reactor));
+  RunForward(request, response, ReplyOf(reactor));
   return reactor;
 }
 
-void WorkerService::Backward(const v1::BackwardRequest* request, v1::BackwardResponse* response,
-                             Reply reply) {
+void WorkerService::RunBackward(const v1::BackwardRequest* request, v1::BackwardResponse* response,
+                                Reply reply) {
   Collective(
       std::move(reply), {request->session(), Operation::kBackward, Named(request->invocation())},
       [request](const Session& s) { return CheckBackward(*request, s.model, s.arenas, s.device); },
@@ -205,7 +206,7 @@ void WorkerService::Backward(const v1::BackwardRequest* request, v1::BackwardRes
 grpc::ServerUnaryReactor* WorkerService::Backward(Context* context, const v1::BackwardRequest* request,
                                                   v1::BackwardResponse* response) {
   Reactor* reactor = context->DefaultReactor();
-  Backward(request, response, ReplyOf(reactor));
+  RunBackward(request, response, ReplyOf(reactor));
   return reactor;
 }
 

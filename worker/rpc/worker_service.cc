@@ -65,7 +65,7 @@ grpc::ServerWriteReactor<v1::SessionEvent>* WorkerService::Attach(Context*,
     stream->Close(opened.status());
     return stream.get();
   }
-  const std::shared_ptr<Session> session = *opened;
+  const std::shared_ptr<Session>& session = *opened;
   auto attached = std::make_shared<v1::Attached>();
   const absl::Status posted =
       engine_thread_.Post({.run =
@@ -165,7 +165,7 @@ absl::Status WorkerService::Finish() {
   // Every disagreement answers a call of another rank's framework with an error that names this rank; after
   // that this rank offers to finish again. The limit only stops an engine that fails for a reason of its own.
   constexpr int kMaxOffers = 10000;
-  const absl::Status posted =
+  absl::Status posted =
       engine_thread_.Post({.run =
                                [](EngineSlot& slot) {
                                  absl::Status status;

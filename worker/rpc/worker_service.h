@@ -65,8 +65,8 @@ class WorkerService final : public v1::Worker::CallbackService {
   // Called once, on the engine thread or before the call that is answered returns.
   using Reply = std::function<void(const absl::Status&)>;
   // What a lane carries. Any thread; request and response live until `reply` was called.
-  void Forward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply);
-  void Backward(const v1::BackwardRequest* request, v1::BackwardResponse* response, Reply reply);
+  void RunForward(const v1::ForwardRequest* request, v1::ForwardResponse* response, Reply reply);
+  void RunBackward(const v1::BackwardRequest* request, v1::BackwardResponse* response, Reply reply);
   // Where clients find it; before the service is served.
   void SetLane(const std::string& path) { lane_ = path; }
 
