@@ -166,6 +166,7 @@ absl::Status CompactPass::FinishReturn(std::span<std::byte> dx) {
   LRMOE_ASSIGN_OR_RETURN(std::byte* const sum, state_.ForDevice(dx, copy));
   state_.device->SumRows(state_.type(), state_.shape().hidden_size, returned_.data(), index.as<int32_t>(),
                          offset, sum);
+  returned_.Release();  // before the gradients of replicas leave
   state_.Deliver(dx, copy);
   return absl::OkStatus();
 }

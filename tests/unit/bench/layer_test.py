@@ -69,6 +69,13 @@ class LayerTest(unittest.TestCase):
             self.assertGreaterEqual(time["under_way_ms"], 0)
             self.assertGreaterEqual(time["hidden"], 0)
 
+    def test_no_rows_are_held_when_gradients_of_replicas_leave(self):
+        """With few tokens that is when most memory is used."""
+        out = self.run_layer(experts=33, top_k=1, hidden=128, intermediate=64, tokens=100, ranks=2, skew=1.0,
+                             retention=0.6, replica_slots=1, activation_memory="recompute", seed=40)
+        self.assertGreater(out["wire_bytes"]["backward"]["gradients"]["measured"], 0)
+        self.assertLessEqual(out["memory_bytes"]["measured"], out["memory_bytes"]["predicted"])
+
     def test_a_balanced_load_has_no_reason_for_replicas(self):
         out = self.run_layer(experts=8, top_k=2, hidden=64, intermediate=32, tokens=500, ranks=2, dtype="fp32")
         self.check(out, 2000)
