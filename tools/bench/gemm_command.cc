@@ -156,6 +156,10 @@ void PrintTable(const nlohmann::json& out) {
 }
 
 int Run(const Options& o) {
+  if (!std::isfinite(o.skew)) {  // NaN is in every CLI::Range
+    std::cerr << "lrmoe-bench gemm: --skew is " << o.skew << "; allowed: 0..4\n";
+    return 2;
+  }
   auto device = kernels::CreateCpuDevice(o.threads);
   if (!device.ok()) {
     std::cerr << "lrmoe-bench gemm: " << device.status().message() << "\n";

@@ -51,6 +51,9 @@ int RunUnderMpi(Options& o) {
 absl::Status CheckFlags(const Options& o) {
   if (!std::isfinite(o.run.skew) || !std::isfinite(o.run.link_mbit_per_s))  // NaN is in every CLI::Range
     return absl::InvalidArgumentError("--skew or --link-mbit-per-s is not a number; allowed: numbers");
+  if (o.run.link_mbit_per_s > 0 && o.run.link_mbit_per_s < 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--link-mbit-per-s is ", o.run.link_mbit_per_s, "; allowed: 0 or 1..10000000"));
   if (o.overlap == "compare" && !o.against.empty())
     return absl::InvalidArgumentError(
         "--overlap compare and --against: each is a second policy; allowed: one");

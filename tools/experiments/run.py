@@ -47,6 +47,8 @@ def parse_options():
     parser.add_argument("--large-text", help="default: prose of Debian's perl-doc")
     parser.add_argument("--small-text", help="default: Python's own documentation")
     options = parser.parse_args()
+    if not os.path.exists(os.path.join(options.build_dir, "bin", "lrmoe-worker")):
+        parser.error(f"--build-dir: {options.build_dir} has no bin/lrmoe-worker")
     if not 0.05 <= options.scale <= 10:
         parser.error(f"--scale: {options.scale} is not within 0.05..10")
     options.only = set(options.only.split(","))

@@ -149,8 +149,9 @@ void OptimizerQueue::Impl::Serve() {
     queued.wait(lock, [this] { return stop || !updates.empty(); });
     if (updates.empty()) return;                  // stopped and drained
     const LayerUpdate& update = updates.front();  // a deque keeps references when others are pushed behind
+    const absl::Status before = failed;
     lock.unlock();
-    const absl::Status status = Update(update);
+    const absl::Status status = before.ok() ? Update(update) : before;
     lock.lock();
     if (failed.ok()) failed = status;
     updates.pop_front();

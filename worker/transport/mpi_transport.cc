@@ -77,9 +77,10 @@ class MpiTransport : public DirectTransport {
   absl::StatusOr<steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
     Foreground lock(*this);
     const auto number = static_cast<int64_t>(ticket);
-    Transfer& transfer = *std::find_if(transfers_.begin(), transfers_.end(),
-                                       [&](const Transfer& t) { return t.taken && t.number == number; });
-    LRMOE_CHECK(&transfer != transfers_.end());
+    const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                    [&](const Transfer& t) { return t.taken && t.number == number; });
+    LRMOE_CHECK(found != transfers_.end());
+    Transfer& transfer = *found;
     transfer.call.deadline = deadline;
     if (!dead_ && AbortAsked()) Die(asked_reason_);
     absl::Status status = dead_ ? EpochIsDead(transfer.call, rank(), dead_reason_) : Wait(transfer);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/status_macros.h"
 #include "worker/transport/contract.h"
 #include "worker/transport/device_link.h"
@@ -91,8 +92,11 @@ class NcclLink : public DeviceLink {
   }
 
   absl::StatusOr<std::chrono::steady_clock::time_point> Finish(Ticket ticket, Deadline deadline) override {
-    Started& one = *std::find_if(started_.begin(), started_.end(),
-                                 [&](const Started& s) { return s.ticket == static_cast<int64_t>(ticket); });
+    const auto found = std::find_if(started_.begin(), started_.end(), [&](const Started& s) {
+      return s.ticket == static_cast<int64_t>(ticket);
+    });
+    LRMOE_CHECK(found != started_.end());
+    Started& one = *found;
     one.ticket = 0;
     absl::Status status =
         comm_ == nullptr ? absl::UnavailableError("the epoch has ended") : WaitFor(one.end, deadline);
