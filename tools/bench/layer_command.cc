@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "controller/planner/policies/policies.h"
 #include "tools/bench/commands.h"
 #include "tools/bench/layer_report.h"

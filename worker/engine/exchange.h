@@ -84,8 +84,6 @@ class Exchange {
   // Nothing happens when max_units is 0.
   absl::Status Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,
                       const FillUnits& fill, const TakeUnits& take);
-  static constexpr int64_t kStagingBytes = int64_t{4}
-                                           << 20;  // per direction: enough to stream, small beside tokens
 
   // Bytes sent to other ranks since the last call.
   int64_t TakeSentBytes();

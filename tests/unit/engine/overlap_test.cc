@@ -11,6 +11,7 @@
 #include "tests/support/engine/engine_runs.h"
 #include "worker/engine/routing.h"
 #include "worker/transport/faulty.h"
+#include "worker/transport/forwarding.h"
 
 using namespace lrmoe;
 using namespace lrmoe::testing;
@@ -27,13 +28,12 @@ struct Seen {
 
 // Notes what is started and sent; what is sent must not change while it is under way, what is received not be
 // touched, and all must be finished.
-class WatchingTransport : public transport::Transport {
+class WatchingTransport : public transport::ForwardingTransport {
  public:
-  WatchingTransport(std::unique_ptr<Transport> inner, Seen* seen) : inner_(std::move(inner)), seen_(seen) {}
+  WatchingTransport(std::unique_ptr<Transport> inner, Seen* seen)
+      : ForwardingTransport(std::move(inner)), seen_(seen) {}
   ~WatchingTransport() override { Expect(open_.empty(), "an exchange was never finished"); }
 
-  int32_t rank() const override { return inner_->rank(); }
-  int32_t size() const override { return inner_->size(); }
   absl::Status AllToAllV(const transport::Call& call, std::span<const std::byte> send,
                          std::span<const int64_t> send_bytes, std::span<std::byte> recv,
                          std::span<const int64_t> recv_bytes) override {
@@ -60,23 +60,6 @@ class WatchingTransport : public transport::Transport {
     Expect(Contents(open) == open.content, open.operation + ": bytes changed while under way");
     return inner_->Finish(ticket, deadline);
   }
-  absl::Status AllGather(const transport::Call& call, std::span<const std::byte> send,
-                         std::span<std::byte> recv) override {
-    return inner_->AllGather(call, send, recv);
-  }
-  absl::Status AllReduce(const transport::Call& call, std::span<int64_t> values,
-                         transport::Reduction reduction) override {
-    return inner_->AllReduce(call, values, reduction);
-  }
-  absl::Status AllReduce(const transport::Call& call, std::span<double> values,
-                         transport::Reduction reduction) override {
-    return inner_->AllReduce(call, values, reduction);
-  }
-  absl::Status Broadcast(const transport::Call& call, int32_t root, std::span<std::byte> buffer) override {
-    return inner_->Broadcast(call, root, buffer);
-  }
-  absl::Status Barrier(const transport::Call& call) override { return inner_->Barrier(call); }
-  void Abort(absl::string_view reason) override { inner_->Abort(reason); }
 
  private:
   struct Open {
@@ -103,7 +86,6 @@ class WatchingTransport : public transport::Transport {
     seen_->failures.push_back("rank " + std::to_string(rank()) + ": " + what);
   }
 
-  const std::unique_ptr<Transport> inner_;
   Seen* const seen_;
   std::map<transport::Ticket, Open> open_;
 };
