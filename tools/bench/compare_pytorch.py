@@ -171,6 +171,7 @@ class Lrmoe:
         self.layer = lrmoe.MoELayer(self.worker, 0, options.experts, options.top_k, options.hidden, options.intermediate,
                                     dtype=problem.dtype)
         self.layer.load_experts(problem.gate_up, problem.down)
+        self.optimizer = lrmoe.AdamW(self.worker)
         self.ids = problem.ids
 
     def forward(self, x, alpha):
@@ -186,7 +187,7 @@ class Lrmoe:
         return {"forward": plan.forward_ms["total"], "backward": plan.backward_ms["total"], "plan": plan.forward_ms["plan"]}
 
     def clear(self):
-        pass  # gradients accumulate in the worker, in place
+        self.optimizer.zero_grad()
 
 
 def measure_pass(arm, problem):
