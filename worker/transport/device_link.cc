@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/transport/contract.h"
+#include "worker/transport/forwarding.h"
 
 namespace lrmoe::transport {
 namespace {
@@ -18,13 +19,11 @@ absl::string_view Name(int64_t place) {
   return place == static_cast<int64_t>(Place::kDevice) ? "device memory" : "host memory";
 }
 
-class LinkedTransport : public Transport {
+// Around the control transport; exchanges of rows choose their way.
+class LinkedTransport : public ForwardingTransport {
  public:
   LinkedTransport(std::unique_ptr<Transport> control, std::unique_ptr<DeviceLink> link)
-      : control_(std::move(control)), link_(std::move(link)) {}
-
-  int32_t rank() const override { return control_->rank(); }
-  int32_t size() const override { return control_->size(); }
+      : ForwardingTransport(std::move(control)), link_(std::move(link)) {}
 
   absl::StatusOr<Ticket> StartAllToAllV(const Call& call, SendParts send, RecvParts recv) override {
     LRMOE_RETURN_IF_ERROR(CheckStart(call, rank(), size(), send, recv, started_));
@@ -40,7 +39,7 @@ class LinkedTransport : public Transport {
     for (const auto& part : recv) mine.push_back(static_cast<int64_t>(part.size()));
     std::vector<int64_t> all(mine.size() * size());
     LRMOE_RETURN_IF_ERROR(
-        control_->AllGather(call, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
+        inner_->AllGather(call, std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all))));
     if (const std::string disagreement = Disagreement(all); !disagreement.empty()) {
       const absl::Status status =
           absl::FailedPreconditionError(absl::StrCat(Where(call, rank()), ": ", disagreement));
@@ -50,9 +49,9 @@ class LinkedTransport : public Transport {
     bool device = false;
     for (int32_t r = 0; r < size(); ++r) device |= PlaceIn(all, r) == static_cast<int64_t>(Place::kDevice);
     absl::StatusOr<Ticket> inner =
-        device ? link_->Start(call, send, recv) : control_->StartAllToAllV(call, send, recv);
+        device ? link_->Start(call, send, recv) : inner_->StartAllToAllV(call, send, recv);
     if (!inner.ok()) {
-      if (device) control_->Abort(inner.status().message());
+      if (device) inner_->Abort(inner.status().message());
       return inner.status();
     }
     ++started_;
@@ -63,29 +62,14 @@ class LinkedTransport : public Transport {
     --started_;
     const auto number = static_cast<int64_t>(ticket);
     const Ticket inner{number / 2};
-    if (number % 2 == 0) return control_->Finish(inner, deadline);
+    if (number % 2 == 0) return inner_->Finish(inner, deadline);
     auto done = link_->Finish(inner, deadline);
-    if (!done.ok()) control_->Abort(done.status().message());
+    if (!done.ok()) inner_->Abort(done.status().message());
     return done;
   }
 
-  absl::Status AllGather(const Call& call, std::span<const std::byte> send,
-                         std::span<std::byte> recv) override {
-    return control_->AllGather(call, send, recv);
-  }
-  absl::Status AllReduce(const Call& call, std::span<int64_t> values, Reduction reduction) override {
-    return control_->AllReduce(call, values, reduction);
-  }
-  absl::Status AllReduce(const Call& call, std::span<double> values, Reduction reduction) override {
-    return control_->AllReduce(call, values, reduction);
-  }
-  absl::Status Broadcast(const Call& call, int32_t root, std::span<std::byte> buffer) override {
-    return control_->Broadcast(call, root, buffer);
-  }
-  absl::Status Barrier(const Call& call) override { return control_->Barrier(call); }
-
   void Abort(absl::string_view reason) override {
-    control_->Abort(reason);
+    inner_->Abort(reason);
     link_->Abort();
   }
 
@@ -122,7 +106,6 @@ class LinkedTransport : public Transport {
     return "";
   }
 
-  const std::unique_ptr<Transport> control_;
   const std::unique_ptr<DeviceLink> link_;
   int started_ = 0;
 };
