@@ -80,29 +80,33 @@ MemoryCoefficients ComputeMemoryCoefficients(const MemoryModelOptions& options) 
   out.owned_expert_bytes =
       out.replica_bytes + (options.optimizer_on_device ? parameters * kOptimizerBytesPerParameter : 0);
   out.forward_row_bytes = h + saved_a;
-  out.source_pair_bytes = 16 + y;
+  out.source_pair_bytes = 12 + y;
+  out.row_bytes = h;
   out.staged_moved_row_bytes = h + saved_a;
   const int64_t blocks = (parameters + kExchangeBlockElements - 1) / kExchangeBlockElements;
   out.staged_weights_bytes = blocks * kExchangeBlockElements * w;
   out.staged_gradient_bytes = blocks * kExchangeBlockElements * 4;
   // Numbers without a width are index and scalar arrays: 4 bytes each, 1 for the kept marks.
   out.stages = {{
-      {20 + h, 2 * h + 4, 0},                   // dispatch: payloads out and in, x
-      {8, 2 * h + 8, 0},                        // dispatch: payload in, x
-      {8, h + a + f + 4, 0},                    // activation: x, a, phi
-      {8, h + saved_a + f + h + 4, 0},          // FC2: x, a, phi, y
-      {8 + h, h + saved_a + h + 4, 0},          // return: x, a, y; y at the source
-      {20 + h, h + saved_a + 4, 0},             // combine
-      {20 + y, h + saved_a, 0},                 // router gradient, scores
-      {42, h + saved_a + 5, 16},                // row descriptions
-      {29, h + saved_a + 4, h + saved_a + 12},  // compaction: saved and compact rows
-      {29 + h, 0, 2 * h + a + 8},               // gradient dispatch: payloads, x, a
-      {29, 0, 3 * h + 2 * a + f + 12},          // GEMMs: payload, g, x, a, dphi, da
-      {29 + h, 0, 2 * h + a + 12},              // gradient return: payloads; x, da
-      {37 + h, 0, 12},                          // sums of returned gradients
+      {std::max<int64_t>(24, 8 + h), 2 * h + 4, 0},  // dispatch: index, then payloads out and in, x
+      {4, 2 * h + 8, 0},                             // dispatch: payload in, x
+      {4, h + a + f + 4, 0},                         // activation: x, a, phi
+      {4, h + saved_a + f + h + 4, 0},               // FC2: x, a, phi, y
+      {4 + h, h + saved_a + h + 4, 0},               // return: x, a, y; y at the source
+      {4 + h, h + saved_a + 8, 0},                   // norms
+      {12 + h, h + saved_a, 0},                      // combine
+      {20 + y, h + saved_a, 0},                      // router gradient, scores
+      {30, h + saved_a, 0},                          // row descriptions out
+      {8, h + saved_a + 5, 16},                      // row descriptions in
+      {8, h + saved_a + 4, h + saved_a + 12},        // compaction: saved and compact rows
+      {8 + h, 0, 2 * h + a + 8},                     // gradient dispatch: payloads, x, a
+      {8, 0, 3 * h + 2 * a + f + 12},                // GEMMs: payload, g, x, a, dphi, da
+      {16, 0, 3 * h + a + 16},                       // router gradients back: payload, dx, x, da
+      {8 + h, 0, 2 * h + a + 12},                    // gradient return: payloads; x, da
+      {20 + h, 0, 12},                               // sums of returned gradients
   }};
-  out.compaction_stage = 8;
-  out.kept_row_bytes = out.stages[10].kept_row;
+  out.compaction_stage = 10;
+  out.kept_row_bytes = out.stages[12].kept_row;
   return out;
 }
 
@@ -116,15 +120,15 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
   for (int stage = 0; stage < MemoryCoefficients::kNumStages; ++stage)
     largest = std::max(largest, StageBytes(c, stage, work));
   // Replica weights come in when only pairs and x are there, gradients leave when only scalars are.
-  const int64_t h = c.stages[1].forward_row / 2;
-  largest = std::max(largest, SaturatingMul(work.source_pairs, 8) + SaturatingMul(work.forward_rows, h) +
-                                  InTransit(work, c.staged_weights_bytes));
-  largest = std::max(largest, SaturatingMul(work.source_pairs, 29) + SaturatingMul(work.kept_rows, 12) +
+  largest =
+      std::max(largest, SaturatingMul(work.source_pairs, 4) + SaturatingMul(work.forward_rows, c.row_bytes) +
+                            InTransit(work, c.staged_weights_bytes));
+  largest = std::max(largest, SaturatingMul(work.source_pairs, 8) + SaturatingMul(work.kept_rows, 12) +
                                   InTransit(work, c.staged_gradient_bytes));
-  // Selection: an owner holds the scores of its experts, those of one of them twice more.
+  // Selection: an owner holds the scores of its experts, those of one of them once more.
   largest = std::max(
-      largest, SaturatingMul(work.source_pairs, 29) + SaturatingMul(work.forward_rows, c.forward_row_bytes) +
-                   SaturatingMul(work.scored_pairs, 4) + SaturatingMul(work.most_scored_pairs, 8));
+      largest, SaturatingMul(work.source_pairs, 21) + SaturatingMul(work.forward_rows, c.forward_row_bytes) +
+                   SaturatingMul(work.scored_pairs, 4) + SaturatingMul(work.most_scored_pairs, 4));
   out.staging = std::max<int64_t>(0, largest - out.tokens);
   return out;
 }

@@ -4,8 +4,8 @@
 // + replicas x (weights + fp32 gradient) + forward rows x saved bytes + kept rows x backward bytes + staging)
 //
 // Buffers of a layer invocation come and go, so what must fit is the largest of its stages, not their sum.
-// The stages are those of worker/engine/{forward,backward,compact,compact_compute}.cc; a test holds the two
-// together.
+// The stages are those of worker/engine/{forward,backward,compact,compact_compute}.cc, less those that never
+// take more than all others; a test holds the two together.
 #pragma once
 
 #include <array>
@@ -29,8 +29,8 @@ struct MemoryCoefficients {
   int64_t replica_bytes = 0;       // weights in the compute type, in all forms, + fp32 gradient
   // Saved between forward and backward.
   int64_t forward_row_bytes = 0;  // executor, per routed pair: x, a (unless recomputed)
-  int64_t source_pair_bytes =
-      0;  // source, per routed pair: instance, position, alpha, norm (+ y_u row if exact)
+  int64_t source_pair_bytes = 0;  // source, per routed pair: position, alpha, norm (+ y_u row if exact)
+  int64_t row_bytes = 0;          // of x, y, g, dx
   // Largest use of the backward pass per kept pair at its executor: g, x, a, dphi, da, payload.
   int64_t kept_row_bytes = 0;
   // Saved state of a kept pair that another instance executes, on the wire.
@@ -39,7 +39,7 @@ struct MemoryCoefficients {
   int64_t staged_weights_bytes = 0;
   int64_t staged_gradient_bytes = 0;
 
-  static constexpr int kNumStages = 13;
+  static constexpr int kNumStages = 16;
   std::array<MemoryStage, kNumStages> stages;  // saved bytes included
   int compaction_stage = 0;                    // the one in which moved rows are staged as well
 };

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/memory.h"
+#include "kernels/pairs.h"
 
 namespace lrmoe::kernels {
 
@@ -44,16 +45,13 @@ class Interprocess;  // interprocess.h
 // A matrix of weights can be packed when both its sizes are multiples of this.
 inline constexpr int64_t kPackedMultiple = 64;
 
-// A device works through its operations in the order of the calls. Rows, weights, gradients and optimizer
-// state lie in its memory (every void*, the float* of GroupedGemm, AdamW, SquaredNorm, AddInPlace and the
-// conversions); what there is one of per row or pair (indices, offsets, positions, alphas, norms, dots) lies
-// in the host's: such inputs are read before the call returns, such outputs are there after Wait. The CPU
-// device shares the host's memory and is done when a call returns. Not thread-safe, but a thread that waits
-// may leave the calls to another one.
-class Device {
+// A device works through its operations in the order of the calls. All arrays lie in its memory: rows,
+// weights, gradients, optimizer state, and what there is one of per row or pair (indices, offsets, positions,
+// alphas, norms, dots), also where a span says how long they are. The host's are only what pairs.h says and
+// the host's side of Upload and Download. The CPU device shares the host's memory and is done when a call
+// returns. Not thread-safe, but a thread that waits may leave the calls to another one.
+class Device : public PairOperations {
  public:
-  virtual ~Device() = default;
-
   // Whether the memory at `pointer` is this device's.
   virtual bool Holds(const void* /*pointer*/) const { return true; }
   virtual int64_t memory_bytes() const { return INT64_MAX; }  // all there is of it; INT64_MAX: not known
@@ -144,15 +142,6 @@ class Device {
   virtual void Fp32ToBf16(int64_t n, const float* src, Bf16* dst) = 0;
   virtual void Bf16ToFp32(int64_t n, const Bf16* src, float* dst) = 0;
 };
-
-// The K largest of n non-negative, finite scores: a score is kept when it is > threshold, and of those equal
-// to it the first `ties` in index order. K == 0: threshold = +infinity, ties = 0. K == n: threshold = the
-// smallest score. Exact, O(n) (radix select over the bit pattern). n >= K >= 0. `scratch` has room for n.
-struct TopK {
-  float threshold = 0;
-  int64_t ties = 0;
-};
-TopK SelectTopK(std::span<const float> scores, int64_t k, std::span<uint32_t> scratch);
 
 // Packed GEMMs, vectorised passes, `num_threads` threads of its own, shared by all operations.
 // InvalidArgument when num_threads is not 1..256; ResourceExhausted when they cannot be started.

@@ -1,5 +1,5 @@
-// The CUDA device: the passes of passes.h and a GEMM backend on one stream, with what the host gives and
-// takes staged through pinned memory.
+// The CUDA device: the passes of passes.h and pair_passes.h and a GEMM backend on one stream, with what the
+// host describes and takes staged through pinned memory.
 #pragma once
 
 #include <cstdint>

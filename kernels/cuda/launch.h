@@ -28,11 +28,25 @@ constexpr LaunchShape ForElements(int64_t elements) {
   return {static_cast<uint32_t>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreadsPerBlock, 0};
 }
 
-// Selection: one block per expert, 1024 threads, a histogram of 256 bins and a few scalars.
-inline constexpr int64_t kSelectThreads = 1024;
-inline constexpr uint32_t kSelectSharedBytes = 256 * 4 + 64 * 4;
-constexpr LaunchShape ForExperts(int64_t experts) {
-  return {static_cast<uint32_t>(experts), kSelectThreads, kSelectSharedBytes};
+// Items of any size (stretches, ranges) are cut into pieces of this many entries, a warp for each.
+inline constexpr int64_t kPieceEntries = 256;
+constexpr int64_t PiecesOf(int64_t entries) {
+  return entries / kPieceEntries + (entries % kPieceEntries != 0);
+}
+
+// A block per item whose threads agree on an order: an expert, a rule, a destination, a stretch of bits. Its
+// shared memory: a histogram of 256 bins and 64 words, or sums of its warps.
+inline constexpr int64_t kBlockThreads = 1024;
+inline constexpr uint32_t kBlockSharedBytes = 256 * 4 + 64 * 4;
+constexpr LaunchShape ForBlocks(int64_t items) {
+  return {static_cast<uint32_t>(items), kBlockThreads, kBlockSharedBytes};
+}
+
+// Lists of which almost none needs a block's work: as many blocks as run at once look through them.
+inline constexpr int64_t kMaxListBlocks = 1024;
+constexpr LaunchShape ForLists(int64_t lists) {
+  return {static_cast<uint32_t>(lists < kMaxListBlocks ? lists : kMaxListBlocks), kThreadsPerBlock,
+          kBlockSharedBytes};
 }
 
 // Sums of squares: a fixed number of partial sums, whatever the device, so that the result does not depend on

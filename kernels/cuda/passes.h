@@ -1,7 +1,6 @@
 // The engine's passes as CUDA kernels. Pointers are device memory; shapes come from the host plan; every call
 // only enqueues on `stream` (a cudaStream_t) and never synchronises. Meaning, shapes and rounding are those
-// of kernels::Device (kernels/kernels.h); where a CPU operation takes index spans, these take device
-// pointers.
+// of kernels::Device (kernels/kernels.h). What works per pair is in pair_passes.h.
 //
 // Deterministic: a row is summed by one warp in a fixed order; no floating-point atomics. Rows whose address
 // and length are multiples of 16 bytes are moved by 128-bit accesses, others element by element. Errors:
@@ -76,35 +75,6 @@ struct RowDotArgs {
   float* out = nullptr;
 };
 absl::Status RowDot(Stream stream, const RowDotArgs& args);
-
-// R_u = alpha_u^2 ||g_t||^2 ||phi_u||^2 (paper, section 3.3) of pair u = token * k + slot, written to
-// score[position[u]]. bad_pair[0], which the caller set to the largest int64, becomes the lowest u whose
-// score is NaN or infinite, if any.
-struct ScoreArgs {
-  int64_t num_pairs = 0;
-  int32_t k = 0;
-  const float* alpha = nullptr;           // [num_pairs]
-  const float* gradient_norm2 = nullptr;  // [num_pairs / k]
-  const float* phi_norm2 = nullptr;       // [num_pairs]
-  const int32_t* position = nullptr;      // [num_pairs]
-  float* score = nullptr;
-  unsigned long long* bad_pair = nullptr;
-};
-absl::Status Score(Stream stream, const ScoreArgs& args);
-
-// The K_e largest scores of each expert, exactly, ties to the lowest position (see SelectTopK): expert e's
-// scores lie at [offset[e], offset[e + 1]). kept_index[kept_offset[e] ..] receives the positions of the kept
-// ones, ascending, where kept_offset[e + 1] - kept_offset[e] == K_e; kept[position] is 1 or 0. One launch for
-// all experts. No score is NaN.
-struct SelectArgs {
-  int64_t num_experts = 0;
-  const float* score = nullptr;
-  const int64_t* offset = nullptr;       // [num_experts + 1]
-  const int64_t* kept_offset = nullptr;  // [num_experts + 1]
-  uint8_t* kept = nullptr;
-  int32_t* kept_index = nullptr;
-};
-absl::Status Select(Stream stream, const SelectArgs& args);
 
 struct AdamWArgs {
   Device::AdamWStep step;

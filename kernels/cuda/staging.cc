@@ -8,7 +8,7 @@ namespace lrmoe::kernels::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kChunkBytes = int64_t{8} << 20;  // the arrays of some 100,000 pairs
+constexpr int64_t kChunkBytes = int64_t{8} << 20;  // the descriptions of some 200,000 stretches
 
 int64_t RoundUp(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;

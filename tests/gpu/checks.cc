@@ -120,11 +120,11 @@ bool RunChecks(CheckSize size, JsonMembers* json) {
     else
       Take(testing::CheckDevice(**device, size, 1), name, &all);
   }
-  auto runtime = kernels::cuda::CreateCudaRuntime(0);
-  if (!runtime.ok())
-    Take({CouldNotStart("runtime", runtime.status())}, "", &all);
+  auto device = kernels::cuda::CreateCudaDevice(0);
+  if (!device.ok())
+    Take({CouldNotStart("device", device.status())}, "", &all);
   else
-    Take(testing::CheckSelection(**runtime, size, 1), "", &all);
+    Take(testing::CheckPairs(**device, size, 1), "", &all);
 
   testing::EngineDevice engine{[] { return kernels::cuda::CreateCudaDevice(0); }, Loopback,
                                size == CheckSize::kLarge ? 16 : 1};

@@ -1,10 +1,12 @@
 // Runs CUDA kernels on the host, one block at a time, each thread a fiber: enough of the CUDA language for
-// kernels/cuda, so that the kernels' own source runs under the sanitizers on a machine without a GPU.
+// kernels/cuda, so that the kernels' own source runs under the sanitizers on a machine without a GPU. Blocks,
+// and threads between two barriers, run in another order every time.
 //
 // What it checks: a barrier or warp operation that not all named threads reach, warp operations of different
 // kinds or masks that meet, accesses outside the dynamic shared memory (with the address sanitizer), reads of
-// shared memory that was never written (it starts as NaN patterns). What it cannot show: races between
-// threads of a block, memory order, speed. Each thread of the program runs its own kernels.
+// shared memory that was never written (it starts as NaN patterns), results that depend on the order in which
+// blocks or threads run. What it cannot show: races within one access, memory order, speed. Each thread of
+// the program runs its own kernels.
 #pragma once
 
 #include <cmath>
@@ -92,6 +94,13 @@ T __shfl_xor_sync(uint32_t mask, T value, int lane_mask) {
   return FromBits<T>(WarpExchange(WarpOperation::kShuffle, mask, ToBits(value))[source]);
 }
 
+template <typename T>
+T __shfl_up_sync(uint32_t mask, T value, int distance) {
+  using namespace ::lrmoe::emulator;
+  const int source = Lane() < distance ? Lane() : Lane() - distance;
+  return FromBits<T>(WarpExchange(WarpOperation::kShuffle, mask, ToBits(value))[source]);
+}
+
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
   using namespace ::lrmoe::emulator;
   const uint64_t* votes = WarpExchange(WarpOperation::kBallot, mask, predicate != 0);
@@ -112,6 +121,12 @@ template <typename T>
 T atomicMin(T* address, T value) {
   const T old = *address;
   if (value < old) *address = value;
+  return old;
+}
+template <typename T>
+T atomicMax(T* address, T value) {
+  const T old = *address;
+  if (value > old) *address = value;
   return old;
 }
 

@@ -95,7 +95,7 @@ void CountSelection(const WireInput& input, const std::vector<Pair>& pairs, std:
       out[owner[expert]].backward.scalars += 12;  // threshold, ties, largest dropped
   for (int32_t s = 0; s < num_ranks; ++s) {
     if (!asked.empty())
-      out[s].backward.scalars += (8 + 4 * static_cast<int64_t>(plan.instances.size())) * (num_ranks - 1);
+      out[s].backward.scalars += 4 * static_cast<int64_t>(plan.instances.size() + 1) * (num_ranks - 1);
     std::vector<int64_t> masks(num_ranks, 0);
     for (size_t i = 0; i < plan.instances.size(); ++i)
       masks[plan.instances[i].rank_idx] +=

@@ -1,5 +1,6 @@
 // The compact backward pass: score, select, route, exchange only kept rows, four grouped GEMMs on the real
 // row counts, return (paper, Algorithm 1, lines 15-22; design "Backward").
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -47,12 +48,11 @@ class BackwardPass {
 
  private:
   absl::Status ExactRouterGradient();
+  absl::Status Score();
   // A non-finite score is an error on all ranks that leaves the engine usable; it comes back in `refused`.
-  absl::Status Score(absl::Status& refused);
-  absl::Status Select();
-  void ReportScores();
+  absl::Status Select(absl::Status& refused);
   absl::Status Route();
-  absl::Status RetainedRouterGradient(CompactPass& compact);
+  absl::Status ReportKept();
   void Finish();
   InvocationReport::Phases& phases() { return context_.report.backward; }
 
@@ -66,59 +66,43 @@ class BackwardPass {
   Buffer dy_copy_;                 // when the device cannot reach the caller's
   const std::byte* dy_ = nullptr;  // [T, H], where the device reads it
   bool selective_ = false;         // some expert keeps some of its pairs but not all
-  Buffer scores_;                  // float, [P]
-  Buffer kept_;                    // uint8, [P]
-  std::vector<float> rescale_;     // [E]; empty: off
+  int64_t bad_pair_ = -1;          // the first whose score is not finite
+  Buffer scores_;                  // float, [P], by position
   BackwardRoute route_;
 };
 
 absl::Status BackwardPass::ExactRouterGradient() {
   if (context_.execution.router_gradient != RouterGradient::kExact) return absl::OkStatus();
-  LRMOE_ASSIGN_OR_RETURN(Buffer token, state_.arena->Take(pairs_ * 4, "pair tokens"));
-  int32_t* at = token.as<int32_t>().data();
-  for (int32_t t = 0; t < static_cast<int32_t>(context_.num_tokens); ++t)
-    at = std::fill_n(at, state_.shape().top_k, t);
+  LRMOE_ASSIGN_OR_RETURN(Buffer token, state_.rows().Take(pairs_ * 4, "pair tokens"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer dalpha, state_.rows().Take(pairs_ * 4, "router gradients"));
+  state_.device->CountRepeated(pairs_, state_.shape().top_k, token.as<int32_t>().data());
   state_.device->RowDot(state_.type(), state_.shape().hidden_size, dy_, token.as<int32_t>(),
-                        context_.y_rows.data(), context_.pair_position.as<int32_t>(), args_.dalpha.data());
+                        context_.y_rows.data(), context_.pair_position.as<int32_t>(),
+                        dalpha.as<float>().data());
+  state_.device->Download(args_.dalpha.data(), dalpha.data(), dalpha.size());
   context_.y_rows.Release();
   return absl::OkStatus();
 }
 
-absl::Status BackwardPass::Score(absl::Status& refused) {
+absl::Status BackwardPass::Score() {
   const std::vector<bool> selective = SelectiveExperts(context_.plan());
-  for (bool expert : selective) selective_ |= expert;
-  if (!selective_) return absl::OkStatus();
-  LRMOE_ASSIGN_OR_RETURN(scores_, state_.arena->Take(pairs_ * 4, "pair scores"));
-  LRMOE_RETURN_IF_ERROR(ScorePairs(state_, context_, dy_, scores_.as<float>()));
-  const absl::Status finite = CheckFinite(context_, state_.rank(), state_.shape().top_k, scores_.as<float>());
-  int64_t bad = finite.ok() ? 0 : 1;
-  LRMOE_RETURN_IF_ERROR(exchange_.Max("backward score check", std::span(&bad, 1)));
-  if (bad != 0) refused = state_.Agree({Operation::kBackward, args_.invocation, "", 0, finite}).status();
+  selective_ = std::find(selective.begin(), selective.end(), true) != selective.end();
+  if (selective_) {
+    LRMOE_ASSIGN_OR_RETURN(scores_, state_.rows().Take(pairs_ * 4, "pair scores"));
+    LRMOE_RETURN_IF_ERROR(ScorePairs(state_, context_, dy_, scores_, std::span(&bad_pair_, 1)));
+  }
+  context_.norm2.Release();
   return absl::OkStatus();
 }
 
-absl::Status BackwardPass::Select() {
+// Kept counts of all ranks; with them each rank says whether all its scores were finite.
+absl::Status BackwardPass::Select(absl::Status& refused) {
   const LayerPlan& plan = context_.plan();
-  LRMOE_ASSIGN_OR_RETURN(kept_, state_.arena->Take(pairs_, "kept pairs"));
-  const auto kept = kept_.as<uint8_t>();
-  const auto instance = context_.pair_instance.as<int32_t>();
-  {
-    LRMOE_ASSIGN_OR_RETURN(Buffer expert, state_.arena->Take(pairs_ * 4, "pair experts"));
-    std::vector<int32_t> expert_of(plan.instances.size());
-    for (size_t i = 0; i < expert_of.size(); ++i) expert_of[i] = plan.instances[i].expert_idx;
-    for (int64_t p = 0; p < pairs_; ++p) expert.as<int32_t>()[p] = expert_of[instance[p]];
-    LRMOE_ASSIGN_OR_RETURN(const std::vector<float> dropped,
-                           SelectPairs(exchange_, *state_.arena, plan, state_.store->owner(),
-                                       expert.as<int32_t>(), scores_.as<float>(), kept));
-    if (selective_ && context_.execution.selection == Selection::kLrmSampled)
-      ReweighSampled(context_, state_.shape().top_k, expert.as<int32_t>(), kept, scores_.as<float>(),
-                     dropped);
-    if (context_.execution.rescale == Rescale::kRows) {
-      rescale_ = RescaleFactors(plan);
-      RescaleKept(context_, rescale_, expert.as<int32_t>(), kept);
-    }
-  }
   const size_t num_instances = plan.instances.size();
+  Selector selector(state_, exchange_, context_);
+  LRMOE_RETURN_IF_ERROR(selector.Select(scores_));
+  if (selective_) selector.CorrectWeights(scores_);
+  LRMOE_ASSIGN_OR_RETURN(route_.selected, selector.Finish());
   route_.kept = KeptCounts(num_instances, state_.num_ranks());
   if (!selective_) {  // the plan says it all
     for (size_t i = 0; i < num_instances; ++i)
@@ -126,30 +110,31 @@ absl::Status BackwardPass::Select() {
         if (plan.quota[plan.instances[i].expert_idx] > 0)
           route_.kept.at(i, s) = static_cast<int32_t>(plan.instances[i].forward_rows_by_source[s]);
   } else {
-    std::vector<int32_t> mine(num_instances, 0);
-    for (int64_t p = 0; p < pairs_; ++p) mine[instance[p]] += kept[p];
+    const absl::Status finite = CheckFinite(state_, context_, bad_pair_, scores_);
+    std::vector<int32_t> mine = route_.selected.num_kept;
+    mine.push_back(finite.ok() ? 0 : 1);
+    std::vector<int32_t> all(mine.size() * state_.num_ranks());
     LRMOE_RETURN_IF_ERROR(exchange_.AllGather("backward kept counts", std::as_bytes(std::span(mine)),
-                                              std::as_writable_bytes(route_.kept.all())));
+                                              std::as_writable_bytes(std::span(all))));
+    bool bad = false;
+    for (int32_t s = 0; s < state_.num_ranks(); ++s) {
+      const auto of_source = std::span(all).subspan(s * mine.size(), mine.size());
+      std::copy_n(of_source.begin(), num_instances, route_.kept.source(s).begin());
+      bad |= of_source.back() != 0;
+    }
+    if (bad) {
+      refused = state_.Agree({Operation::kBackward, args_.invocation, "", 0, finite}).status();
+      return absl::OkStatus();
+    }
   }
-  ReportScores();
-  if (!args_.kept.empty()) std::copy(kept.begin(), kept.end(), args_.kept.begin());
   scores_.Release();
-  return absl::OkStatus();
-}
-
-void BackwardPass::ReportScores() {
-  const auto kept = kept_.as<uint8_t>();
+  context_.pair_position.Release();
   InvocationReport& report = context_.report;
-  report.kept_rows = std::accumulate(kept.begin(), kept.end(), int64_t{0});
-  if (!selective_) return;
-  const auto scores = scores_.as<float>();
-  double total[4] = {}, of_kept[4] = {};  // sums that do not wait for each other
-  for (size_t p = 0; p < scores.size(); ++p) {
-    total[p % 4] += scores[p];
-    of_kept[p % 4] += scores[p] * static_cast<float>(kept[p]);
-  }
-  report.total_score = std::accumulate(std::begin(total), std::end(total), 0.0);
-  report.kept_score = std::accumulate(std::begin(of_kept), std::end(of_kept), 0.0);
+  report.kept_rows =
+      std::accumulate(route_.selected.num_kept.begin(), route_.selected.num_kept.end(), int64_t{0});
+  report.total_score = route_.selected.total_score;
+  report.kept_score = route_.selected.kept_score;
+  return absl::OkStatus();
 }
 
 absl::Status BackwardPass::Route() {
@@ -159,10 +144,17 @@ absl::Status BackwardPass::Route() {
   route_.moves = PlanMoves(plan, route_.kept, node);
   route_.source = SegmentsFrom(plan, route_.kept, route_.moves, state_.rank());
   route_.executor = SegmentsAt(plan, route_.kept, route_.moves, state_.rank());
-  LRMOE_ASSIGN_OR_RETURN(route_.pair_target, state_.arena->Take(pairs_ * 4, "pair targets"));
-  LRMOE_ASSIGN_OR_RETURN(route_.pair_position, state_.arena->Take(pairs_ * 4, "pair positions"));
-  TargetPairs(route_.source, plan.instances.size(), context_.pair_instance.as<int32_t>(), kept_.as<uint8_t>(),
-              route_.pair_target.as<int32_t>(), route_.pair_position.as<int32_t>());
+  // The pairs that an instance kept, into the stretches that the route cuts them into.
+  const std::vector<int64_t> first_position = FirstPositions(plan, state_.rank());
+  const Buffer kept_pair = std::move(route_.selected.kept_pair);
+  LRMOE_ASSIGN_OR_RETURN(route_.sent_pair, state_.rows().Take(pairs_ * 4, "backward pairs"));
+  std::vector<kernels::Stretch> stretches;
+  stretches.reserve(route_.source.segments.size());
+  for (const Segment& segment : route_.source.segments)
+    stretches.push_back(
+        {first_position[segment.from_instance] + segment.first_kept, segment.position, segment.count});
+  state_.device->CopyStretches(stretches, kept_pair.data(), route_.sent_pair.data());
+  LRMOE_RETURN_IF_ERROR(ReportKept());
   context_.report.backward_rows = route_.executor.rows;
   for (const Move& move : route_.moves)
     if (plan.instances[move.from_instance].rank_idx == state_.rank())
@@ -170,18 +162,20 @@ absl::Status BackwardPass::Route() {
   return absl::OkStatus();
 }
 
-absl::Status BackwardPass::RetainedRouterGradient(CompactPass& compact) {
-  if (context_.execution.router_gradient == RouterGradient::kExact) return absl::OkStatus();
-  const int64_t rows =
-      std::accumulate(route_.source.send_rows.begin(), route_.source.send_rows.end(), int64_t{0});
-  LRMOE_ASSIGN_OR_RETURN(Buffer returned, state_.arena->Take(rows * 4, "router gradients"));
-  LRMOE_RETURN_IF_ERROR(compact.ReturnScalars(returned));
-  const auto position = route_.pair_position.as<int32_t>();
-  const auto instance = context_.pair_instance.as<int32_t>();
-  for (int64_t p = 0; p < pairs_; ++p) {
-    args_.dalpha[p] = position[p] < 0 ? 0.0F : returned.as<float>()[position[p]];
-    if (!rescale_.empty()) args_.dalpha[p] *= rescale_[context_.plan().instances[instance[p]].expert_idx];
+// Which pairs run, where the caller asked for it.
+absl::Status BackwardPass::ReportKept() {
+  if (args_.kept.empty()) return absl::OkStatus();
+  const int64_t sent = Sum(route_.source.send_rows);
+  std::span<const int32_t> pairs = route_.sent_pair.as<int32_t>().first(sent);
+  Buffer copy;
+  if (state_.device_rows) {
+    LRMOE_ASSIGN_OR_RETURN(copy, state_.arena->Take(sent * 4, "kept pairs"));
+    state_.device->Download(copy.data(), route_.sent_pair.data(), copy.size());
+    LRMOE_RETURN_IF_ERROR(state_.device->Wait());
+    pairs = copy.as<int32_t>();
   }
+  std::fill(args_.kept.begin(), args_.kept.end(), uint8_t{0});
+  for (const int32_t pair : pairs) args_.kept[pair] = 1;
   return absl::OkStatus();
 }
 
@@ -208,11 +202,11 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     LRMOE_ASSIGN_OR_RETURN(dy_, state_.OnDevice(args_.dy, dy_copy_));
     LRMOE_RETURN_IF_ERROR(ExactRouterGradient());  // first: it frees the saved y rows
     clock_.Lap(phases().compute_ms);
-    LRMOE_RETURN_IF_ERROR(Score(refused));
+    LRMOE_RETURN_IF_ERROR(Score());
     clock_.Lap(phases().score_ms);
-    if (!refused.ok()) return absl::OkStatus();
-    LRMOE_RETURN_IF_ERROR(Select());
+    LRMOE_RETURN_IF_ERROR(Select(refused));
     clock_.Lap(phases().select_ms);
+    if (!refused.ok()) return absl::OkStatus();
     LRMOE_RETURN_IF_ERROR(Route());
     LRMOE_RETURN_IF_ERROR(compact.DescribeRows());
     report.scalar_bytes = exchange_.TakeSentBytes();
@@ -229,7 +223,8 @@ absl::StatusOr<BackwardResult> BackwardPass::Run() {
     clock_.Lap(phases().dispatch_ms);
     LRMOE_RETURN_IF_ERROR(compact.Compute());
     clock_.Lap(phases().compute_ms);
-    LRMOE_RETURN_IF_ERROR(RetainedRouterGradient(compact));
+    if (context_.execution.router_gradient == RouterGradient::kRetained)
+      LRMOE_RETURN_IF_ERROR(compact.ReturnScalars(args_.dalpha));
     report.scalar_bytes += exchange_.TakeSentBytes();
     LRMOE_RETURN_IF_ERROR(compact.StartReturn());
     report.return_bytes = exchange_.TakeSentBytes();

@@ -8,27 +8,30 @@
 
 #include "absl/status/status.h"
 #include "worker/engine/engine_state.h"
+#include "worker/engine/payload.h"
 #include "worker/engine/route_backward.h"
+#include "worker/engine/select.h"
 
 namespace lrmoe::engine {
 
 struct BackwardRoute {
+  SelectedPairs selected;
   KeptCounts kept;
   std::vector<Move> moves;
   SourceSegments source;
   ExecutorSegments executor;
-  Buffer pair_target;    // int32 [P]: instance that runs the pair's backward, or -1
-  Buffer pair_position;  // int32 [P]: place in send order, or -1
+  Buffer sent_pair;  // int32 [P], device: the pairs of this source that run, in send order; then unspecified
 };
 
 class CompactPass {
  public:
   // All outlive the pass. `route` is filled before DescribeRows.
-  CompactPass(EngineState& state, Exchange& exchange, ForwardContext& context, const BackwardRoute& route)
+  CompactPass(EngineState& state, Exchange& exchange, ForwardContext& context, BackwardRoute& route)
       : state_(state), exchange_(exchange), context_(context), route_(route) {}
 
   // Sources tell forward executors which rows survived (a bit per row) and backward executors alpha and the
-  // payload row of each kept pair. Sizes follow from the kept counts.
+  // payload row of each kept pair. Sizes follow from the kept counts. Uses up the context's weights and the
+  // route's marks.
   absl::Status DescribeRows();
   // Executors bring the saved rows of their kept pairs together; overflow travels to its new executor.
   absl::Status CompactSaved();
@@ -41,8 +44,9 @@ class CompactPass {
   // Three of the four grouped GEMMs: all that dx needs, and W2's gradient. Weight gradients accumulate in the
   // store.
   absl::Status Compute();
-  // d(alpha) of kept pairs back to their sources, float, in the sources' send order.
-  absl::Status ReturnScalars(const Buffer& returned);
+  // d(alpha) of kept pairs back to their sources: dalpha [P], 0 for dropped ones. There once the device was
+  // waited for.
+  absl::Status ReturnScalars(std::span<float> dalpha);
   // dx: summed per (token, executor) at the executor, then over executors in rank order at the source.
   absl::Status StartReturn();
   // The fourth, W1's gradient: nobody waits for it, so it runs while dx is under way.
@@ -59,12 +63,21 @@ class CompactPass {
     int64_t row;      // sender: first entry in kept_rows_; receiver: first compact row
     int64_t count;
   };
-  std::vector<int64_t> MaskBytes(bool as_source) const;
-  void WriteMasks(std::span<std::byte> message, std::span<const int64_t> message_base) const;
-  void ReadMasks(std::span<const std::byte> message, std::span<const int64_t> message_base);
-  // `rows_from` [G]: where a source's description for receive position 0 would lie.
-  void ReadRows(std::span<const std::byte* const> rows_from);
+  struct Transfers {
+    StagedTransfer sizes;                         // but unit_bytes
+    std::vector<std::vector<MovedRows>> out, in;  // [G]
+  };
+  // A description from one rank to another: masks, payload rows (int32), weights (float). All in bytes.
+  struct Description {
+    std::vector<int64_t> begin, rows, weights, bytes;  // [G] where each rank's parts begin; sizes
+    int64_t total = 0;
+  };
+  Description Describe(bool as_source) const;
+  absl::Status WriteDescriptions(const Description& layout, const Buffer& pair_row, const Buffer& out) const;
+  absl::Status ReadMasks(const Description& layout, const Buffer& in);
+  absl::Status ReadRows(const Description& layout, const Buffer& in);
   bool AllStay() const;
+  Transfers FindTransfers() const;
   absl::Status MoveRows();
   absl::Status Gemm(kernels::GemmKind kind, int64_t n, int64_t k, const std::byte* a, const std::byte* b,
                     int64_t weight_offset);
@@ -73,13 +86,12 @@ class CompactPass {
   EngineState& state_;
   Exchange& exchange_;
   ForwardContext& context_;
-  const BackwardRoute& route_;
+  BackwardRoute& route_;
 
   // Source.
   Payload payload_;
-  Buffer token_;        // int32: dy rows to gather, by (rank, token)
   Buffer payload_out_;  // [payload rows, H]
-  // Executor.
+  // Executor. What there is one of per row lies in the device's memory.
   Buffer kept_rows_;                    // int32: forward rows that survived, by (instance, source, pair)
   std::vector<int64_t> run_kept_base_;  // where each run of context_.route.runs begins in kept_rows_
   Buffer row_alpha_;                    // float, compact row order

@@ -1,19 +1,18 @@
 // Gradient rows out, the four grouped GEMMs, and dx back.
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "worker/engine/compact.h"
+#include "worker/engine/score.h"
 
 namespace lrmoe::engine {
 
 absl::Status CompactPass::PackGradients(const std::byte* dy) {
-  const int64_t pairs = static_cast<int64_t>(context_.pair_instance.as<int32_t>().size());
+  const int64_t pairs = context_.num_tokens * state_.shape().top_k;
   LRMOE_ASSIGN_OR_RETURN(payload_out_, state_.rows().Take(pairs * state_.row_bytes(), "gradient payload"));
   state_.device->GatherRows(state_.type(), state_.shape().hidden_size, dy,
-                            token_.as<int32_t>().first(payload_.total), payload_out_.data());
+                            payload_.token.as<int32_t>().first(payload_.total), payload_out_.data());
   return absl::OkStatus();
 }
 
@@ -85,7 +84,7 @@ absl::Status CompactPass::Compute() {
   const LayerShape& shape = state_.shape();
   const int64_t rows = route_.executor.rows, h = shape.hidden_size, f = shape.intermediate_size;
   const int64_t width = shape.fc1_width(), bytes = state_.element_bytes(), w2 = state_.store->w2_offset();
-  LRMOE_ASSIGN_OR_RETURN(row_dalpha_, state_.arena->Take(rows * 4, "router gradients"));
+  LRMOE_ASSIGN_OR_RETURN(row_dalpha_, arena.Take(rows * 4, "router gradients"));
   LRMOE_ASSIGN_OR_RETURN(Buffer u, arena.Take(rows * f * bytes, "gradients of activated rows"));
   LRMOE_RETURN_IF_ERROR(Gemm(GemmKind::kInputGradient, f, h, gradient_.data(), u.data(), w2));
   LRMOE_ASSIGN_OR_RETURN(da_, arena.Take(rows * width * bytes, "gradients of FC1 rows"));
@@ -111,36 +110,51 @@ absl::Status CompactPass::ComputeLast() {
   return absl::OkStatus();
 }
 
-absl::Status CompactPass::ReturnScalars(const Buffer& returned) {
-  LRMOE_ASSIGN_OR_RETURN(Buffer out, state_.arena->Take(route_.executor.rows * 4, "router gradients"));
-  LRMOE_RETURN_IF_ERROR(state_.device->Wait());
-  for (const Segment& segment : route_.executor.segments)
-    std::copy_n(row_dalpha_.as<float>().begin() + segment.row, segment.count,
-                out.as<float>().begin() + segment.position);
-  return exchange_.Rows("backward router gradients", out.bytes(), route_.executor.recv_rows, returned.bytes(),
-                        route_.source.send_rows, 4);
+absl::Status CompactPass::ReturnScalars(std::span<float> dalpha) {
+  Arena& arena = state_.rows();
+  kernels::Device& device = *state_.device;
+  if (context_.execution.rescale == Rescale::kRows) {
+    const std::vector<float> factor = RescaleFactors(context_.plan());
+    std::vector<kernels::WeightRule> rules;
+    for (const LocalRows& local : Locals())
+      rules.push_back({{local.first_row, local.rows}, factor[local.expert_idx]});
+    kernels::WeighArgs args{rules};
+    args.weight = row_dalpha_.as<float>().data();
+    device.WeighPairs(args);
+  }
+  const int64_t sent = Sum(route_.source.send_rows);
+  LRMOE_ASSIGN_OR_RETURN(Buffer returned, arena.Take(sent * 4, "router gradients"));
+  {
+    LRMOE_ASSIGN_OR_RETURN(Buffer out, arena.Take(route_.executor.rows * 4, "router gradients"));
+    std::vector<kernels::Stretch> stretches;
+    stretches.reserve(route_.executor.segments.size());
+    for (const Segment& segment : route_.executor.segments)
+      stretches.push_back({segment.row, segment.position, segment.count});
+    device.CopyStretches(stretches, row_dalpha_.data(), out.data());
+    row_dalpha_.Release();
+    LRMOE_RETURN_IF_ERROR(exchange_.Rows("backward router gradients", out.bytes(), route_.executor.recv_rows,
+                                         returned.bytes(), route_.source.send_rows, 4));
+  }
+  LRMOE_ASSIGN_OR_RETURN(Buffer by_pair,
+                         arena.Take(static_cast<int64_t>(dalpha.size_bytes()), "router gradients"));
+  device.Fill(by_pair.data(), 0, by_pair.size());
+  device.ScatterWords(sent, route_.sent_pair.as<int32_t>().data(), returned.data(), by_pair.data());
+  device.Download(dalpha.data(), by_pair.data(), by_pair.size());
+  return absl::OkStatus();
 }
 
 absl::Status CompactPass::StartReturn() {
-  Arena& arena = *state_.arena;
-  const int64_t h = state_.shape().hidden_size;
-  const int64_t pairs = static_cast<int64_t>(context_.pair_instance.as<int32_t>().size());
-  {  // Executor: the compact rows of each payload row, in receive order.
-    LRMOE_ASSIGN_OR_RETURN(Buffer offsets, arena.Take((Sum(payload_rows_) + 2) * 8, "return sums"));
-    LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(route_.executor.rows * 4, "return sums"));
-    // Segments of one source by position: receive order. Rows of one token come from one source.
-    std::vector<const Segment*> by_position;
-    for (const Segment& segment : route_.executor.segments) by_position.push_back(&segment);
-    std::sort(by_position.begin(), by_position.end(),
-              [](const Segment* a, const Segment* b) { return a->position < b->position; });
-    const auto rows = [&](const auto& use) {
-      for (const Segment* segment : by_position)
-        for (int64_t row = segment->row; row < segment->row + segment->count; ++row)
-          use(row, row_payload_.as<int32_t>()[row]);
-    };
-    const auto offset = GroupByKey(rows, offsets.as<int64_t>(), index.as<int32_t>());
-    state_.device->SumRows(state_.type(), h, gradient_.data(), index.as<int32_t>(), offset,
-                           payload_in_.data());
+  Arena& arena = state_.rows();
+  const int64_t h = state_.shape().hidden_size, rows = route_.executor.rows;
+  const int64_t pairs = context_.num_tokens * state_.shape().top_k;
+  {  // Executor: the compact rows of each payload row, which all come from one source, in its send order.
+    const int64_t payload_rows = Sum(payload_rows_);
+    LRMOE_ASSIGN_OR_RETURN(Buffer offset, arena.Take((payload_rows + 2) * 8, "return sums"));
+    LRMOE_ASSIGN_OR_RETURN(Buffer index, arena.Take(rows * 4, "return sums"));
+    state_.device->GroupByKey(rows, row_payload_.as<int32_t>().data(), payload_rows,
+                              offset.as<int64_t>().data(), index.as<int32_t>().data());
+    state_.device->SumRows(state_.type(), h, gradient_.data(), index.as<int32_t>(),
+                           offset.as<int64_t>().first(payload_rows + 1), payload_in_.data());
   }
   gradient_.Release();
   LRMOE_ASSIGN_OR_RETURN(returned_, state_.rows().Take(pairs * state_.row_bytes(), "returned gradients"));
@@ -153,19 +167,15 @@ absl::Status CompactPass::StartReturn() {
 absl::Status CompactPass::FinishReturn(std::span<std::byte> dx) {
   LRMOE_RETURN_IF_ERROR(exchange_.Finish(under_way_));
   payload_in_.Release();
-  // Source: payload rows are by (rank, token), so a stable sort by token leaves each token's rows in rank
-  // order.
-  const auto token = token_.as<int32_t>().first(payload_.total);
-  LRMOE_ASSIGN_OR_RETURN(Buffer offsets, state_.arena->Take((context_.num_tokens + 2) * 8, "return sums"));
-  LRMOE_ASSIGN_OR_RETURN(Buffer index, state_.arena->Take(payload_.total * 4, "return sums"));
-  const auto rows = [&](const auto& use) {
-    for (int64_t row = 0; row < payload_.total; ++row) use(row, token[row]);
-  };
-  const auto offset = GroupByKey(rows, offsets.as<int64_t>(), index.as<int32_t>());
+  // Source: payload rows are by (rank, token), so each token's rows are listed in rank order.
+  LRMOE_ASSIGN_OR_RETURN(Buffer offset, state_.rows().Take((context_.num_tokens + 2) * 8, "return sums"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer index, state_.rows().Take(payload_.total * 4, "return sums"));
+  state_.device->GroupByKey(payload_.total, payload_.token.as<int32_t>().data(), context_.num_tokens,
+                            offset.as<int64_t>().data(), index.as<int32_t>().data());
   Buffer copy;
   LRMOE_ASSIGN_OR_RETURN(std::byte* const sum, state_.ForDevice(dx, copy));
   state_.device->SumRows(state_.type(), state_.shape().hidden_size, returned_.data(), index.as<int32_t>(),
-                         offset, sum);
+                         offset.as<int64_t>().first(context_.num_tokens + 1), sum);
   returned_.Release();  // before the gradients of replicas leave
   state_.Deliver(dx, copy);
   return absl::OkStatus();

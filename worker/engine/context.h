@@ -22,11 +22,10 @@ struct ForwardContext {
   int64_t token_offset = 0;  // tokens of all lower ranks: numbers tokens globally, for Selection::kRandom
   ForwardRoute route;
 
-  // Source, one per pair.
-  Buffer pair_instance;  // int32: the forward executor
+  // Source, one per pair, in the device's memory.
   Buffer pair_position;  // int32: place in send order, also the row in y_rows
   Buffer alpha;          // float
-  Buffer norm2;          // float: ||phi||^2
+  Buffer norm2;          // float: ||phi||^2, in send order
   Buffer y_rows;         // [P, H] compute type, in send order; only when router_gradient is exact
 
   // Executor, one per row, in row order.
@@ -39,8 +38,7 @@ struct ForwardContext {
   const LayerPlan& plan() const { return execution.plan; }
   // Bytes in the arena.
   int64_t bytes() const {
-    return pair_instance.size() + pair_position.size() + alpha.size() + norm2.size() + y_rows.size() +
-           x.size() + a.size();
+    return pair_position.size() + alpha.size() + norm2.size() + y_rows.size() + x.size() + a.size();
   }
 };
 

@@ -1,8 +1,6 @@
 // The complete forward pass: plan, weights, dispatch, FC1, activation, FC2, return, combine (paper, section
 // 3; design "Forward"). Nothing is ever dropped here.
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +8,7 @@
 #include "common/status_macros.h"
 #include "worker/engine/check_pairs.h"
 #include "worker/engine/engine_state.h"
+#include "worker/engine/payload.h"
 
 namespace lrmoe::engine {
 namespace {
@@ -77,12 +76,14 @@ class ForwardPass {
  private:
   absl::Status Plan();
   absl::Status Admit();
+  absl::Status PlacePairs();
   absl::Status Replicas();
   absl::Status Dispatch();
   absl::Status Activate();
   absl::Status ComputeAndReturn();
   absl::Status ComputePiece(const Piece& piece, Buffer& y);
   absl::Status StartReturn(const Piece& piece, const Buffer& y, RowsUnderWay& under_way);
+  absl::Status ReturnNorms();
   absl::Status Combine();
   InvocationReport::Phases& phases() { return context_.report.forward; }
   absl::Status Fc(int64_t n, int64_t k, const std::byte* in, int64_t weight_offset, std::byte* out,
@@ -95,6 +96,7 @@ class ForwardPass {
   const int64_t pairs_;
   int64_t bytes_before_ = 0;
   ForwardContext context_;
+  Buffer sent_pair_;               // int32, [P]: the pairs in send order, until they are dispatched
   Buffer row_norm2_;               // float, in row order
   Buffer phi_;                     // [R, F], in row order
   std::vector<int32_t> piece_of_;  // [instance]: when its y rows return
@@ -149,13 +151,29 @@ absl::Status ForwardPass::Admit() {
                                                      state_.contexts.size(), " open forwards)"));
   bytes_before_ = state_.arena->bytes_in_use();
   state_.arena->MarkPeak();
-  Arena& arena = *state_.arena;
   ForwardContext& c = context_;
-  LRMOE_ASSIGN_OR_RETURN(c.pair_instance, arena.Take(pairs_ * 4, "pairs"));
-  LRMOE_ASSIGN_OR_RETURN(c.pair_position, arena.Take(pairs_ * 4, "pairs"));
-  c.route = RouteForward(c.plan(), args_.expert_idx, state_.rank(), c.pair_instance.as<int32_t>(),
-                         c.pair_position.as<int32_t>());
+  c.route = RouteForward(c.plan(), state_.rank());
+  LRMOE_RETURN_IF_ERROR(PlacePairs());
   LRMOE_ASSIGN_OR_RETURN(c.x, state_.rows().Take(c.route.rows * state_.row_bytes(), "dispatched rows"));
+  return absl::OkStatus();
+}
+
+// The pairs in send order, and each pair's place there.
+absl::Status ForwardPass::PlacePairs() {
+  Arena& arena = state_.rows();
+  kernels::Device& device = *state_.device;
+  LRMOE_ASSIGN_OR_RETURN(context_.pair_position, arena.Take(pairs_ * 4, "pairs"));
+  LRMOE_ASSIGN_OR_RETURN(sent_pair_, arena.Take(pairs_ * 4, "dispatched pairs"));
+  const int64_t num_experts = state_.shape().num_experts;
+  Buffer copy;
+  LRMOE_ASSIGN_OR_RETURN(const std::byte* const expert,
+                         state_.OnDevice(std::as_bytes(args_.expert_idx), copy));
+  LRMOE_ASSIGN_OR_RETURN(Buffer offset, arena.Take((num_experts + 2) * 8, "pairs by expert"));
+  LRMOE_ASSIGN_OR_RETURN(Buffer by_expert, arena.Take(pairs_ * 4, "pairs by expert"));
+  device.GroupByKey(pairs_, reinterpret_cast<const int32_t*>(expert), num_experts,
+                    offset.as<int64_t>().data(), by_expert.as<int32_t>().data());
+  device.CopyStretches(SendOrder(context_.plan(), state_.rank()), by_expert.data(), sent_pair_.data());
+  device.Invert(pairs_, sent_pair_.as<int32_t>().data(), context_.pair_position.as<int32_t>().data());
   return absl::OkStatus();
 }
 
@@ -174,49 +192,48 @@ absl::Status ForwardPass::Replicas() {
 
 // Every pair's x row to its executor; a token goes once to a rank, with an index per pair.
 absl::Status ForwardPass::Dispatch() {
-  Arena& arena = *state_.arena;
+  Arena& arena = state_.rows();
   ForwardContext& c = context_;
+  kernels::Device& device = *state_.device;
   const int32_t num_ranks = state_.num_ranks();
   LRMOE_ASSIGN_OR_RETURN(Buffer index_in, arena.Take(c.route.rows * 4, "dispatch index"));
-  LRMOE_ASSIGN_OR_RETURN(Buffer payload_in,
-                         state_.rows().Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
-  std::vector<int64_t> payload_rows(num_ranks, 0);
+  Payload payload;
   {
-    LRMOE_ASSIGN_OR_RETURN(Buffer token, arena.Take(pairs_ * 4, "dispatch tokens"));
-    LRMOE_ASSIGN_OR_RETURN(Buffer pair_row, arena.Take(pairs_ * 4, "dispatch rows"));
+    const Buffer sent_pair = std::move(sent_pair_);
+    LRMOE_ASSIGN_OR_RETURN(payload, PackPayload(state_, args_.num_tokens, sent_pair, c.route.send_rows));
     LRMOE_ASSIGN_OR_RETURN(Buffer index_out, arena.Take(pairs_ * 4, "dispatch index"));
-    const Payload payload = PackPayload(c.plan(), c.pair_instance.as<int32_t>(), state_.shape().top_k,
-                                        c.route.send_rows, token.as<int32_t>(), pair_row.as<int32_t>());
-    const auto position = c.pair_position.as<int32_t>();
-    const auto sent = index_out.as<int32_t>(), row = pair_row.as<int32_t>();
-    for (int64_t p = 0; p < pairs_; ++p) sent[position[p]] = row[p];
+    device.GatherWords(pairs_, sent_pair.as<int32_t>().data(), payload.pair_row.data(), index_out.data());
+    payload.pair_row.Release();
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch index", index_out.bytes(), c.route.send_rows,
                                          index_in.bytes(), c.route.recv_rows, 4));
-    LRMOE_ASSIGN_OR_RETURN(Buffer payload_out,
-                           state_.rows().Take(pairs_ * state_.row_bytes(), "dispatch payload"));
+  }
+  std::vector<kernels::Range> from_source;
+  from_source.reserve(num_ranks);
+  const std::vector<int64_t> first_position = Offsets(c.route.recv_rows);
+  for (int32_t s = 0; s < num_ranks; ++s) from_source.push_back({first_position[s], c.route.recv_rows[s]});
+  LRMOE_ASSIGN_OR_RETURN(const std::vector<int64_t> payload_rows,
+                         RowsFromSources(state_, payload, from_source, index_in));
+  LRMOE_ASSIGN_OR_RETURN(Buffer payload_in,
+                         arena.Take(c.route.rows * state_.row_bytes(), "dispatch payload"));
+  {
+    LRMOE_ASSIGN_OR_RETURN(Buffer payload_out, arena.Take(pairs_ * state_.row_bytes(), "dispatch payload"));
     Buffer copy;
     LRMOE_ASSIGN_OR_RETURN(const std::byte* const x, state_.OnDevice(args_.x, copy));
-    state_.device->GatherRows(state_.type(), state_.shape().hidden_size, x,
-                              token.as<int32_t>().first(payload.total), payload_out.data());
-    auto received = index_in.as<int32_t>();
-    for (int32_t s = 0; s < num_ranks; ++s) {
-      int32_t last = -1;
-      for (const int32_t index : received.first(c.route.recv_rows[s])) last = std::max(last, index);
-      payload_rows[s] = last + 1;
-      received = received.subspan(c.route.recv_rows[s]);
-    }
+    device.GatherRows(state_.type(), state_.shape().hidden_size, x,
+                      payload.token.as<int32_t>().first(payload.total), payload_out.data());
     LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward dispatch", payload_out.bytes(), payload.rows,
                                          payload_in.bytes(), payload_rows, state_.row_bytes()));
+    payload.token.Release();
   }
   const std::vector<int64_t> base = Offsets(payload_rows);
   LRMOE_ASSIGN_OR_RETURN(Buffer gather, arena.Take(c.route.rows * 4, "dispatch gather"));
-  const auto from = gather.as<int32_t>(), index = index_in.as<int32_t>();
-  for (const RowRun& run : c.route.runs) {
-    const auto first = static_cast<int32_t>(base[run.source_idx]);
-    for (int64_t i = 0; i < run.count; ++i) from[run.row + i] = first + index[run.position + i];
-  }
-  state_.device->GatherRows(state_.type(), state_.shape().hidden_size, payload_in.data(),
-                            gather.as<int32_t>(), c.x.data());
+  std::vector<kernels::Stretch> stretches;
+  stretches.reserve(c.route.runs.size());
+  for (const RowRun& run : c.route.runs)
+    stretches.push_back({run.position, run.row, run.count, static_cast<int32_t>(base[run.source_idx])});
+  device.CopyStretches(stretches, index_in.data(), gather.data());
+  device.GatherRows(state_.type(), state_.shape().hidden_size, payload_in.data(), gather.as<int32_t>(),
+                    c.x.data());
   return absl::OkStatus();
 }
 
@@ -245,7 +262,7 @@ absl::Status ForwardPass::Activate() {
   LRMOE_RETURN_IF_ERROR(Fc(width, shape.hidden_size, c.x.data(), 0, c.a.data(), c.route.local));
   if (!args_.needs_backward) c.x.Release();
   LRMOE_ASSIGN_OR_RETURN(phi_, arena.Take(rows * f * state_.element_bytes(), "activated rows"));
-  LRMOE_ASSIGN_OR_RETURN(row_norm2_, state_.arena->Take(rows * 4, "row norms"));
+  LRMOE_ASSIGN_OR_RETURN(row_norm2_, arena.Take(rows * 4, "row norms"));
   state_.device->ActivationForward(state_.activation(), state_.type(), rows, f, c.a.data(), phi_.data(),
                                    row_norm2_.as<float>().data());
   if (!args_.needs_backward || state_.options.recompute_activation) c.a.Release();
@@ -312,12 +329,15 @@ absl::Status ForwardPass::StartReturn(const Piece& piece, const Buffer& y, RowsU
   runs([&](const RowRun& run) { rows_to[run.source_idx] += run.count; });
   const std::vector<int64_t> base = Offsets(rows_to);
   if (num_ranks > 1) {  // else it is the same order
-    LRMOE_ASSIGN_OR_RETURN(Buffer target, state_.arena->Take(piece.rows * 4, "return order"));
+    LRMOE_ASSIGN_OR_RETURN(Buffer target, state_.rows().Take(piece.rows * 4, "return order"));
     std::vector<int64_t> next = base;
+    std::vector<kernels::Stretch> stretches;
+    stretches.reserve(context_.route.runs.size());
     runs([&](const RowRun& run) {
-      for (int64_t i = 0; i < run.count; ++i)
-        target.as<int32_t>()[run.row - piece.first_row + i] = static_cast<int32_t>(next[run.source_idx]++);
+      stretches.push_back({next[run.source_idx], run.row - piece.first_row, run.count});
+      next[run.source_idx] += run.count;
     });
+    state_.device->CountStretches(stretches, target.as<int32_t>().data());
     state_.device->PermuteRows(row_bytes, target.as<int32_t>(), y.data());
   }
   if (piece.number == 0) {
@@ -344,34 +364,36 @@ absl::Status ForwardPass::StartReturn(const Piece& piece, const Buffer& y, RowsU
   return absl::OkStatus();
 }
 
-// ||phi||^2 of each pair to its source, and the weighted sum of its rows there in slot order.
-absl::Status ForwardPass::Combine() {
-  Arena& arena = *state_.arena;
+// ||phi||^2 of each pair to its source.
+absl::Status ForwardPass::ReturnNorms() {
+  Arena& arena = state_.rows();
   ForwardContext& c = context_;
-  if (args_.needs_backward) {
-    LRMOE_RETURN_IF_ERROR(state_.device->Wait());  // the norms are there
-    if (state_.num_ranks() > 1) {
-      LRMOE_ASSIGN_OR_RETURN(Buffer target, arena.Take(c.route.rows * 4, "return order"));
-      for (const RowRun& run : c.route.runs)
-        std::iota(target.as<int32_t>().begin() + run.row, target.as<int32_t>().begin() + run.row + run.count,
-                  static_cast<int32_t>(run.position));
-      kernels::PermuteHostRows(sizeof(float), target.as<int32_t>(), row_norm2_.data());
-    }
-    LRMOE_ASSIGN_OR_RETURN(Buffer by_position, arena.Take(pairs_ * 4, "pair norms"));
-    LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", row_norm2_.bytes(), c.route.recv_rows,
-                                         by_position.bytes(), c.route.send_rows, 4));
-    LRMOE_ASSIGN_OR_RETURN(c.norm2, arena.Take(pairs_ * 4, "pair norms"));
-    LRMOE_ASSIGN_OR_RETURN(c.alpha, arena.Take(pairs_ * 4, "routing weights"));
-    const auto position = c.pair_position.as<int32_t>();
-    const auto sent = by_position.as<float>(), norm2 = c.norm2.as<float>();
-    for (int64_t p = 0; p < pairs_; ++p) norm2[p] = sent[position[p]];
-    if (pairs_ > 0) std::memcpy(c.alpha.data(), args_.alpha.data(), pairs_ * 4);
+  if (state_.num_ranks() > 1) {  // else it is the same order
+    LRMOE_ASSIGN_OR_RETURN(Buffer by_position, arena.Take(c.route.rows * 4, "row norms"));
+    std::vector<kernels::Stretch> stretches;
+    stretches.reserve(c.route.runs.size());
+    for (const RowRun& run : c.route.runs) stretches.push_back({run.row, run.position, run.count});
+    state_.device->CopyStretches(stretches, row_norm2_.data(), by_position.data());
+    row_norm2_ = std::move(by_position);
   }
+  LRMOE_ASSIGN_OR_RETURN(c.norm2, arena.Take(pairs_ * 4, "pair norms"));
+  LRMOE_RETURN_IF_ERROR(exchange_.Rows("forward norms", row_norm2_.bytes(), c.route.recv_rows,
+                                       c.norm2.bytes(), c.route.send_rows, 4));
+  row_norm2_.Release();
+  return absl::OkStatus();
+}
+
+// The weighted sum of each token's rows in slot order.
+absl::Status ForwardPass::Combine() {
+  ForwardContext& c = context_;
+  if (args_.needs_backward) LRMOE_RETURN_IF_ERROR(ReturnNorms());
+  LRMOE_ASSIGN_OR_RETURN(c.alpha, state_.rows().Take(pairs_ * 4, "routing weights"));
+  state_.device->Upload(c.alpha.data(), args_.alpha.data(), pairs_ * 4);
   Buffer copy;
   LRMOE_ASSIGN_OR_RETURN(std::byte* const y, state_.ForDevice(args_.y, copy));
   state_.device->CombineRows(state_.type(), state_.shape().hidden_size, args_.num_tokens,
                              state_.shape().top_k, c.y_rows.data(), c.pair_position.as<int32_t>().data(),
-                             args_.alpha.data(), y);
+                             c.alpha.as<float>().data(), y);
   if (c.execution.router_gradient != RouterGradient::kExact) c.y_rows.Release();
   state_.Deliver(args_.y, copy);
   return state_.device->Wait();

@@ -164,46 +164,4 @@ ExecutorSegments SegmentsAt(const LayerPlan& plan, const KeptCounts& kept, std::
   return out;
 }
 
-void TargetPairs(const SourceSegments& segments, size_t num_instances, std::span<const int32_t> pair_instance,
-                 std::span<const uint8_t> kept, std::span<int32_t> pair_target,
-                 std::span<int32_t> pair_position) {
-  // Segments of each forward instance, by kept number; pairs walk through them.
-  std::vector<std::vector<size_t>> of_instance(num_instances);
-  for (size_t i = 0; i < segments.segments.size(); ++i)
-    of_instance[segments.segments[i].from_instance].push_back(i);
-  for (auto& list : of_instance)
-    std::sort(list.begin(), list.end(), [&](size_t a, size_t b) {
-      return segments.segments[a].first_kept < segments.segments[b].first_kept;
-    });
-  struct Cursor {
-    int32_t target = -1;
-    int32_t position = 0;  // of the next kept pair
-    int32_t left = -1;  // of the segment, 0: take the next one; below: there is none, and that many too few
-    uint32_t next = 0;  // in of_instance
-  };
-  const auto advance = [&](size_t i, Cursor& cursor) {
-    if (cursor.next == of_instance[i].size()) {
-      cursor.left = -1;
-      return;
-    }
-    const Segment& segment = segments.segments[of_instance[i][cursor.next++]];
-    cursor.target = segment.to_instance;
-    cursor.position = static_cast<int32_t>(segment.position);
-    cursor.left = static_cast<int32_t>(segment.count);
-  };
-  std::vector<Cursor> cursors(num_instances);
-  for (size_t i = 0; i < num_instances; ++i) advance(i, cursors[i]);
-  // Which pairs are kept no branch predictor knows: dropped ones take the same way, and nothing.
-  for (size_t p = 0; p < pair_instance.size(); ++p) {
-    Cursor& cursor = cursors[pair_instance[p]];
-    const int32_t is_kept = kept[p];
-    pair_target[p] = cursor.target | (is_kept - 1);
-    pair_position[p] = cursor.position | (is_kept - 1);
-    cursor.position += is_kept;
-    cursor.left -= is_kept;
-    if (cursor.left == 0) advance(pair_instance[p], cursor);
-  }
-  for (const Cursor& cursor : cursors) LRMOE_CHECK_EQ(cursor.left, -1);  // all kept pairs had a place
-}
-
 }  // namespace lrmoe::engine

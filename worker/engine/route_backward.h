@@ -85,10 +85,4 @@ struct ExecutorSegments {
 ExecutorSegments SegmentsAt(const LayerPlan& plan, const KeptCounts& kept, std::span<const Move> moves,
                             int32_t rank);
 
-// Source: the instance that runs each kept pair, and the place of its row in send order; -1 for dropped
-// pairs.
-void TargetPairs(const SourceSegments& segments, size_t num_instances, std::span<const int32_t> pair_instance,
-                 std::span<const uint8_t> kept, std::span<int32_t> pair_target,
-                 std::span<int32_t> pair_position);
-
 }  // namespace lrmoe::engine

@@ -1,7 +1,6 @@
 #include "worker/engine/routing.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -48,13 +47,6 @@ absl::Status CheckInstance(const LayerPlan& plan, size_t i, std::span<const int3
   return ordered ? absl::OkStatus() : bad("instances are not ordered by (expert, owner first, rank)");
 }
 
-// An instance that pairs of this source go to, in their order.
-struct Filling {
-  int32_t instance_idx = 0;
-  int32_t left = 0;      // pairs that it still takes
-  int32_t position = 0;  // of its next one, in send order
-};
-
 }  // namespace
 
 int64_t Sum(std::span<const int64_t> values) {
@@ -96,41 +88,40 @@ absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> own
   return absl::OkStatus();
 }
 
-ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank,
-                          std::span<int32_t> pair_instance, std::span<int32_t> pair_position) {
+std::vector<int64_t> FirstPositions(const LayerPlan& plan, int32_t rank) {
+  std::vector<int64_t> rows_to(plan.ranks.size(), 0), first(plan.instances.size());
+  for (const InstancePlan& instance : plan.instances)
+    rows_to[instance.rank_idx] += instance.forward_rows_by_source[rank];
+  std::vector<int64_t> next = Offsets(rows_to);
+  for (size_t i = 0; i < first.size(); ++i) {
+    const InstancePlan& instance = plan.instances[i];
+    first[i] = next[instance.rank_idx];
+    next[instance.rank_idx] += instance.forward_rows_by_source[rank];
+  }
+  return first;
+}
+
+std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, int32_t rank) {
+  const std::vector<int64_t> first = FirstPositions(plan, rank);
+  std::vector<kernels::Stretch> stretches;
+  stretches.reserve(first.size());
+  int64_t listed = 0;  // instances are by expert
+  for (size_t i = 0; i < first.size(); ++i) {
+    const int64_t pairs = plan.instances[i].forward_rows_by_source[rank];
+    stretches.push_back({listed, first[i], pairs});
+    listed += pairs;
+  }
+  return stretches;
+}
+
+ForwardRoute RouteForward(const LayerPlan& plan, int32_t rank) {
   const auto num_ranks = static_cast<int32_t>(plan.ranks.size());
   const size_t num_instances = plan.instances.size();
   ForwardRoute route;
   route.send_rows.assign(num_ranks, 0);
   route.recv_rows.assign(num_ranks, 0);
-
-  // As a source: the instances of each rank, in plan order, get consecutive stretches of the send order.
-  std::vector<Filling> filling(num_instances);
-  for (size_t i = 0; i < num_instances; ++i) {
-    const InstancePlan& instance = plan.instances[i];
-    filling[i] = {static_cast<int32_t>(i), static_cast<int32_t>(instance.forward_rows_by_source[rank]), 0};
-    route.send_rows[instance.rank_idx] += filling[i].left;
-  }
-  std::vector<int64_t> next_in_rank = Offsets(route.send_rows);
-  std::vector<Filling> current(plan.quota.size());  // of the instance that takes the expert's next pair
-  for (size_t i = 0; i < num_instances; ++i) {
-    int64_t& next = next_in_rank[plan.instances[i].rank_idx];
-    filling[i].position = static_cast<int32_t>(next);
-    next += filling[i].left;
-    Filling& first = current[plan.instances[i].expert_idx];
-    if (first.left == 0) first = filling[i];
-  }
-  for (size_t p = 0; p < expert_idx.size(); ++p) {
-    Filling& to = current[expert_idx[p]];
-    while (to.left == 0) to = filling[to.instance_idx + 1];  // the counts match: one with room follows
-    --to.left;
-    pair_instance[p] = to.instance_idx;
-    pair_position[p] = to.position++;
-  }
-
-  // As an executor.
-  for (size_t i = 0; i < num_instances; ++i) {
-    const InstancePlan& instance = plan.instances[i];
+  for (const InstancePlan& instance : plan.instances) {
+    route.send_rows[instance.rank_idx] += instance.forward_rows_by_source[rank];
     if (instance.rank_idx != rank) continue;
     for (int32_t s = 0; s < num_ranks; ++s) route.recv_rows[s] += instance.forward_rows_by_source[s];
   }
@@ -182,50 +173,6 @@ std::vector<int32_t> ReturnPieces(const LayerPlan& plan, int64_t hidden_size, in
     if (pieces <= 1 && rows > 0) divide(rank, rows, 1);
   }
   return piece;
-}
-
-// Which pairs travel, and how many of a token's go to one rank, no branch predictor knows: every pair takes
-// the same way, and the ranks that a token goes to are bits of a word, 64 ranks at a time.
-Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
-                    std::span<const int64_t> pairs_to, std::span<int32_t> token,
-                    std::span<int32_t> pair_row) {
-  const auto num_ranks = static_cast<int32_t>(pairs_to.size());
-  // A rank's tokens are not more than its pairs: written where those would be, then brought together.
-  const std::vector<int64_t> room = Offsets(pairs_to);
-  LRMOE_CHECK_LE(room[num_ranks], static_cast<int64_t>(token.size()));
-  std::vector<int32_t> rank_of(plan.instances.size() + 1, -1);  // by target + 1
-  for (size_t i = 0; i < plan.instances.size(); ++i) rank_of[i + 1] = plan.instances[i].rank_idx;
-  std::vector<int32_t> count(num_ranks + 1, 0);  // by rank + 1
-  const auto num_tokens = static_cast<int32_t>(pair_target.size() / top_k);
-  for (int32_t first = 0; first < num_ranks; first += 64) {
-    const int32_t* target = pair_target.data();
-    int32_t* row = pair_row.data();
-    for (int32_t t = 0; t < num_tokens; ++t) {
-      uint64_t ranks = 0;
-      for (int32_t slot = 0; slot < top_k; ++slot, ++target, ++row) {
-        const int32_t rank = rank_of[*target + 1];
-        const auto bit = static_cast<uint32_t>(rank - first);
-        // All ones for one of these 64, else 0: from a comparison the compiler would make a branch.
-        const auto here = static_cast<int32_t>((int64_t{bit} - 64) >> 32);
-        const int32_t otherwise = first == 0 ? -1 : *row;
-        *row = (count[rank + 1] & here) | (otherwise & ~here);
-        ranks |= static_cast<uint64_t>(here & 1) << (bit % 64);
-      }
-      for (; ranks != 0; ranks &= ranks - 1) {
-        const int32_t rank = first + std::countr_zero(ranks);
-        token[room[rank] + count[rank + 1]++] = t;
-      }
-    }
-  }
-  Payload payload;
-  for (int32_t rank = 0; rank < num_ranks; ++rank) {
-    const int64_t rows = count[rank + 1];
-    LRMOE_CHECK_LE(rows, pairs_to[rank]);
-    std::copy_n(token.begin() + room[rank], rows, token.begin() + payload.total);
-    payload.rows.push_back(rows);
-    payload.total += rows;
-  }
-  return payload;
 }
 
 }  // namespace lrmoe::engine

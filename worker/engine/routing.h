@@ -8,14 +8,13 @@
 //   another row order at an executor:     by (instance, source, pair) - each instance's rows are contiguous
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/plan.h"
+#include "kernels/pairs.h"
 
 namespace lrmoe::engine {
 
@@ -50,10 +49,16 @@ struct ForwardRoute {
 absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> owner, int32_t rank,
                              std::span<const int64_t> counts);
 
-// Routes the pairs of source `rank`. `pair_instance` and `pair_position` (place in send order) are filled,
-// [P] each. The plan must have passed CheckExecutable with these pairs' counts.
-ForwardRoute RouteForward(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank,
-                          std::span<int32_t> pair_instance, std::span<int32_t> pair_position);
+// What `rank` sends, gets and executes. The plan must have passed CheckExecutable.
+ForwardRoute RouteForward(const LayerPlan& plan, int32_t rank);
+
+// The send order of source `rank` out of its pairs listed by (expert, token, slot), by instance: from there,
+// to here.
+std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, int32_t rank);
+
+// Where each instance's pairs of source `rank` begin in its send order, [instances]. Those of one expert that
+// lie one after another over its instances, in plan order, are in (token, slot) order.
+std::vector<int64_t> FirstPositions(const LayerPlan& plan, int32_t rank);
 
 // In which piece each instance's y rows return to their sources: [instance], 0 and up. A piece travels while
 // the next is computed. Pieces of a rank go from its last instances to its first, so that the activated rows
@@ -64,35 +69,9 @@ inline constexpr int32_t kMaxPieces = 4;
 std::vector<int32_t> ReturnPieces(const LayerPlan& plan, int64_t hidden_size, int64_t intermediate_size,
                                   int64_t least_rows);
 
-// A token that goes to a rank for several of its pairs travels once. For pairs with a target instance (or -1:
-// the pair does not travel), lists per destination rank the tokens to send, ascending, and for each pair its
-// row among the rows of its destination.
-struct Payload {
-  std::vector<int64_t> rows;  // [G]
-  int64_t total = 0;
-};
-// `pairs_to` [G]: pairs that travel to each rank. `token` gets the tokens to gather, by (rank, token), and
-// must have room for every travelling pair; `pair_row` [P], -1 for a pair that does not travel.
-Payload PackPayload(const LayerPlan& plan, std::span<const int32_t> pair_target, int32_t top_k,
-                    std::span<const int64_t> pairs_to, std::span<int32_t> token, std::span<int32_t> pair_row);
-
 int64_t Sum(std::span<const int64_t> values);
 
 // Running totals: out[i] = sum of values before i; one longer than values.
 std::vector<int64_t> Offsets(std::span<const int64_t> values);
-
-// Lists items by key: index[offset[key] .. offset[key + 1]) are the items of `key`, in the order of the
-// visit. `visit(use)` calls use(item, key) for each item, the same way each time. One more place in `offset`
-// than there are keys, plus one to work with; `index` has room for every item. Returns the offsets.
-template <typename Visit>
-std::span<const int64_t> GroupByKey(const Visit& visit, std::span<int64_t> offset, std::span<int32_t> index) {
-  std::fill(offset.begin(), offset.end(), 0);
-  // Counted two places on, an entry is its key's first place while the items are listed and the next key's
-  // afterwards.
-  visit([&](int64_t /*item*/, int64_t key) { ++offset[key + 2]; });
-  std::partial_sum(offset.begin(), offset.end(), offset.begin());
-  visit([&](int64_t item, int64_t key) { index[offset[key + 1]++] = static_cast<int32_t>(item); });
-  return offset.first(offset.size() - 1);
-}
 
 }  // namespace lrmoe::engine

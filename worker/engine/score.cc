@@ -1,8 +1,5 @@
 #include "worker/engine/score.h"
 
-#include <bit>
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "common/plan_counts.h"
 #include "common/random.h"
@@ -11,58 +8,70 @@
 namespace lrmoe::engine {
 namespace {
 
-// Calls use(p, draw): a number in [0, 1) for each pair, from the seed, the invocation and the pair alone, not
-// from ranks or other pairs.
-template <typename Use>
-void DrawPairs(const ForwardContext& context, int32_t top_k, size_t num_pairs, const Use& use) {
-  const Invocation& invocation = context.plan().invocation;
-  Random mixer(context.execution.seed);
-  uint64_t seed = mixer.Next();
-  for (int64_t part : {invocation.step, int64_t{invocation.layer}, int64_t{invocation.micro_batch}})
-    seed = Random(seed ^ static_cast<uint64_t>(part)).Next();
-  for (size_t p = 0; p < num_pairs; ++p) {
-    const uint64_t pair = static_cast<uint64_t>(context.token_offset) * top_k + p;
-    use(p, static_cast<float>(Random(seed ^ (pair * 0x9E3779B97F4A7C15ULL)).Next() >> 40) * 0x1.0p-24F);
+kernels::ScoreKind KindOf(Selection selection) {
+  switch (selection) {
+    case Selection::kRandom:
+      return kernels::ScoreKind::kDraw;
+    case Selection::kGradNorm2:
+    case Selection::kGradAbs:
+      return kernels::ScoreKind::kToken;
+    case Selection::kLrmSampled:
+      return kernels::ScoreKind::kSampled;
+    case Selection::kLrm:
+      return kernels::ScoreKind::kProduct;
   }
+  return kernels::ScoreKind::kProduct;
 }
 
 }  // namespace
 
+DrawSource DrawsOf(const ForwardContext& context, int32_t top_k) {
+  const Invocation& invocation = context.plan().invocation;
+  uint64_t seed = Random(context.execution.seed).Next();
+  for (int64_t part : {invocation.step, int64_t{invocation.layer}, int64_t{invocation.micro_batch}})
+    seed = Random(seed ^ static_cast<uint64_t>(part)).Next();
+  return {seed, static_cast<uint64_t>(context.token_offset) * static_cast<uint64_t>(top_k)};
+}
+
 absl::Status ScorePairs(EngineState& state, const ForwardContext& context, const std::byte* dy,
-                        std::span<float> scores) {
-  const int32_t k = state.shape().top_k;
+                        const Buffer& scores, std::span<int64_t> bad_pair) {
+  const LayerShape& shape = state.shape();
   const Selection selection = context.execution.selection;
-  if (selection == Selection::kRandom) {
-    DrawPairs(context, k, scores.size(), [&](size_t p, float draw) { scores[p] = draw; });
-    return absl::OkStatus();
+  const DrawSource draws = DrawsOf(context, shape.top_k);
+  Buffer token_value;
+  if (selection != Selection::kRandom) {
+    LRMOE_ASSIGN_OR_RETURN(token_value, state.rows().Take(context.num_tokens * 4, "token scores"));
+    float* const value = token_value.as<float>().data();
+    if (selection == Selection::kGradAbs)
+      state.device->RowAbsSum(state.type(), context.num_tokens, shape.hidden_size, dy, value);
+    else
+      state.device->RowNorm2(state.type(), context.num_tokens, shape.hidden_size, dy, value);
   }
-  LRMOE_ASSIGN_OR_RETURN(Buffer token_value, state.arena->Take(context.num_tokens * 4, "token scores"));
-  const auto value = token_value.as<float>();
-  if (selection == Selection::kGradAbs)
-    state.device->RowAbsSum(state.type(), context.num_tokens, state.shape().hidden_size, dy, value.data());
-  else
-    state.device->RowNorm2(state.type(), context.num_tokens, state.shape().hidden_size, dy, value.data());
-  LRMOE_RETURN_IF_ERROR(state.device->Wait());
-  const auto alpha = context.alpha.as<float>(), norm2 = context.norm2.as<float>();
-  const bool lrm = selection == Selection::kLrm || selection == Selection::kLrmSampled;
-  size_t at = 0;
-  for (const float g : value)
-    for (const size_t end = at + k; at < end; ++at)
-      scores[at] = lrm ? alpha[at] * alpha[at] * g * norm2[at] : g;
-  if (selection == Selection::kLrmSampled)
-    DrawPairs(context, k, scores.size(),
-              [&](size_t p, float draw) { scores[p] = std::sqrt(scores[p]) / (1 - draw); });
+  state.device->ScorePairs({KindOf(selection), context.num_tokens * shape.top_k, shape.top_k,
+                            context.alpha.as<float>().data(), token_value.as<float>().data(),
+                            context.norm2.as<float>().data(), context.pair_position.as<int32_t>().data(),
+                            draws.seed, draws.first_pair, scores.as<float>().data(), bad_pair});
   return absl::OkStatus();
 }
 
-void ReweighSampled(ForwardContext& context, int32_t top_k, std::span<const int32_t> pair_expert,
-                    std::span<const uint8_t> kept, std::span<const float> scores,
-                    std::span<const float> dropped) {
-  const auto alpha = context.alpha.as<float>();
-  DrawPairs(context, top_k, scores.size(), [&](size_t p, float draw) {
-    const float size = scores[p] * (1 - draw), least = dropped[pair_expert[p]];
-    if (kept[p] && size < least) alpha[p] *= least / size;
-  });
+absl::Status CheckFinite(EngineState& state, const ForwardContext& context, int64_t bad_pair,
+                         const Buffer& scores) {
+  if (bad_pair < 0) return absl::OkStatus();
+  int32_t position = 0;
+  float score = 0;
+  state.device->Download(&position, context.pair_position.as<int32_t>().data() + bad_pair, 4);
+  LRMOE_RETURN_IF_ERROR(state.device->Wait());
+  state.device->Download(&score, scores.as<float>().data() + position, 4);
+  LRMOE_RETURN_IF_ERROR(state.device->Wait());
+  const LayerPlan& plan = context.plan();
+  const std::vector<int64_t> first = FirstPositions(plan, state.rank());
+  size_t i = 0;
+  while (position < first[i] || position >= first[i] + plan.instances[i].forward_rows_by_source[state.rank()])
+    ++i;
+  const int32_t k = state.shape().top_k;
+  return absl::OutOfRangeError(absl::StrCat("the score of rank ", state.rank(), " token ", bad_pair / k,
+                                            " slot ", bad_pair % k, " (expert ", plan.instances[i].expert_idx,
+                                            ") is ", score, " in ", ToString(plan.invocation)));
 }
 
 std::vector<float> RescaleFactors(const LayerPlan& plan) {
@@ -72,28 +81,6 @@ std::vector<float> RescaleFactors(const LayerPlan& plan) {
     if (plan.quota[e] > 0)
       factors[e] = static_cast<float>(static_cast<double>(routed[e]) / static_cast<double>(plan.quota[e]));
   return factors;
-}
-
-void RescaleKept(ForwardContext& context, std::span<const float> factors,
-                 std::span<const int32_t> pair_expert, std::span<const uint8_t> kept) {
-  const auto alpha = context.alpha.as<float>();
-  for (size_t p = 0; p < kept.size(); ++p)
-    if (kept[p]) alpha[p] *= factors[pair_expert[p]];
-}
-
-absl::Status CheckFinite(const ForwardContext& context, int32_t rank, int32_t top_k,
-                         std::span<const float> scores) {
-  // Almost always all are: one look at all exponents, in vectors, before any at one.
-  uint32_t bad = 0;
-  for (const float score : scores) bad |= (std::bit_cast<uint32_t>(score) & 0x7F800000u) == 0x7F800000u;
-  for (size_t p = 0; p < scores.size() && bad != 0; ++p) {
-    if (std::isfinite(scores[p])) continue;
-    const int32_t expert = context.plan().instances[context.pair_instance.as<int32_t>()[p]].expert_idx;
-    return absl::OutOfRangeError(absl::StrCat("the score of rank ", rank, " token ", p / top_k, " slot ",
-                                              p % top_k, " (expert ", expert, ") is ", scores[p], " in ",
-                                              ToString(context.plan().invocation)));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace lrmoe::engine

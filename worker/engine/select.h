@@ -10,38 +10,68 @@
 
 #include "absl/status/statusor.h"
 #include "common/plan.h"
+#include "kernels/pairs.h"
 #include "worker/engine/buffers.h"
+#include "worker/engine/engine_state.h"
 #include "worker/engine/exchange.h"
 
 namespace lrmoe::engine {
 
-// What one source keeps of one expert: scores above the threshold, and the first `ties` of those equal to it.
-struct Verdict {
-  float threshold = 0;
-  int32_t ties = 0;
-  float dropped = 0;  // the largest score of all sources that is not kept; 0 when all are
-};
-
-// Owner's part. `scores` of one expert's pairs: all sources one after another, counts[s] of source s, each in
-// (token, slot) order. Returns one verdict per source. 0 <= quota <= scores.size() <= scratch.size().
-std::vector<Verdict> SelectExpert(std::span<const float> scores, std::span<const int64_t> counts,
-                                  int64_t quota, std::span<uint32_t> scratch);
-
-// Source's part: kept[p] = 1 for the pairs [P], in (token, slot) order, that the verdict of their expert
-// keeps, 0 otherwise. `verdicts` [E]: their ties are used up.
-void MarkKept(std::span<const int32_t> pair_expert, std::span<const float> pair_score,
-              std::span<Verdict> verdicts, std::span<uint8_t> kept);
-
 // True when expert e keeps some of its pairs but not all: only then is anything scored or exchanged for it.
 std::vector<bool> SelectiveExperts(const LayerPlan& plan);
 
-// Collective. `pair_expert` and `pair_score` [P] of this source in (token, slot) order (scores of other
-// experts than the selective ones are ignored); fills `kept` [P]. What it needs by pair comes from `arena`
-// (host memory; common/memory_model.h, "selection"). Returns by expert [E] the largest score
-// that no source kept, for the selective experts of this source's pairs; 0 for others.
-absl::StatusOr<std::vector<float>> SelectPairs(Exchange& exchange, Arena& arena, const LayerPlan& plan,
-                                               std::span<const int32_t> owner,
-                                               std::span<const int32_t> pair_expert,
-                                               std::span<const float> pair_score, std::span<uint8_t> kept);
+// What this source keeps. Buffers lie in the device's memory.
+struct SelectedPairs {
+  Buffer kept;  // uint8 [P] by position: 1 or 0
+  // int32 [P]: the pairs that an instance's stretch of the send order keeps, from its first position on.
+  Buffer kept_pair;
+  // Once the device was waited for.
+  std::vector<int32_t> num_kept;  // [instances]
+  double total_score = 0, kept_score = 0;
+};
+
+class Selector {
+ public:
+  // All outlive it.
+  Selector(EngineState& state, Exchange& exchange, ForwardContext& context);
+
+  // Collective, where some expert is selective. `scores` (float, [P] by position) is not looked at for other
+  // experts; what else it needs by pair comes from the arena (common/memory_model.h, "selection").
+  absl::Status Select(const Buffer& scores);
+  // Then, where the plan wants it, corrects the weights of kept pairs.
+  //   lrm_sampled: alpha times max(1, dropped / size), where `dropped` is the largest score of the expert
+  //   that no source kept. Over seeds the experts' gradients and dx are then those of the complete backward
+  //   pass in expectation (priority sampling: Duffield, Lund, Thorup, J. ACM 54(6), 2007). Not in the paper,
+  //   whose selection always drops the same kind of pairs. rescale = rows: alpha times RescaleFactors.
+  void CorrectWeights(const Buffer& scores);
+  // Waits for the device; once, at the end.
+  absl::StatusOr<SelectedPairs> Finish();
+
+ private:
+  // The selective experts of the exchange: where their scores and verdicts lie.
+  struct Layout {
+    std::vector<int32_t> experts;                    // selective, by (owner, expert)
+    std::vector<int64_t> pairs;                      // [experts.size() * G] pairs of (expert, source)
+    std::vector<int64_t> send_rows, recv_rows;       // [G] scores to each owner, from each source
+    std::vector<int64_t> verdicts_out, verdicts_in;  // [G] verdicts this owner sends, this source gets
+    int64_t most_pairs = 0;                          // of one expert owned here
+  };
+  Layout LayOut() const;
+  kernels::Range PairsHere(size_t instance_idx) const;  // of this source, in send order
+  absl::Status ExchangeScores(const Layout& layout, const Buffer& scores);
+  void Judge(const Layout& layout, const Buffer& received, const Buffer& scratch, const Buffer& verdicts);
+
+  EngineState& state_;
+  Exchange& exchange_;
+  ForwardContext& context_;
+  const LayerPlan& plan_;
+  const std::vector<int64_t> first_position_;     // [instances]
+  std::vector<int32_t> first_instance_;           // [E + 1]: an expert's instances lie together
+  std::vector<int32_t> verdict_of_;               // [E] into verdicts_, or a KeepRule's kAll or kNone
+  Buffer verdicts_;                               // of the selective experts of this source's pairs
+  Buffer pair_;                                   // int32 [P]: the pair at each position
+  std::vector<double> total_score_, kept_score_;  // by range
+  SelectedPairs selected_;
+};
 
 }  // namespace lrmoe::engine

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/random.h"
+#include "tests/support/device/on_device.h"
 
 namespace lrmoe::testing {
 namespace {
@@ -20,11 +20,6 @@ std::vector<float> Floats(int64_t n, Random& random, double low = -1, double hig
   std::vector<float> values(n);
   for (float& value : values) value = static_cast<float>(low + (high - low) * random.Uniform());
   return values;
-}
-
-// Empty vectors have no address.
-void CopyBytes(void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 std::vector<std::byte> ToType(Device& cpu, Type type, const std::vector<float>& values) {
@@ -45,42 +40,6 @@ std::vector<float> ToFloats(Device& cpu, Type type, const std::vector<std::byte>
   else
     CopyBytes(values.data(), bytes.data(), bytes.size());
   return values;
-}
-
-// A buffer in the device's memory.
-class OnDevice {
- public:
-  OnDevice(Device& device, const std::vector<std::byte>& bytes) : device_(device), bytes_(bytes.size()) {
-    memory_ = std::move(device.Reserve(std::max<int64_t>(1, bytes_))).value();
-    LRMOE_CHECK(memory_->Commit(std::max<int64_t>(1, bytes_)).ok());
-    device.Upload(memory_->base(), bytes.data(), bytes_);
-    LRMOE_CHECK(device.Wait().ok());
-  }
-  void* get() const { return memory_->base(); }
-  template <typename T>
-  T* as() const {
-    return reinterpret_cast<T*>(memory_->base());
-  }
-  std::vector<std::byte> Read() const {
-    std::vector<std::byte> bytes(bytes_);
-    device_.Download(bytes.data(), memory_->base(), bytes_);
-    LRMOE_CHECK(device_.Wait().ok());
-    return bytes;
-  }
-
- private:
-  Device& device_;
-  int64_t bytes_;
-  std::unique_ptr<Memory> memory_;
-};
-
-std::vector<std::byte> Bytes(const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * 4);
-  CopyBytes(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-std::vector<std::byte> Poison(int64_t bytes) {
-  return std::vector<std::byte>(bytes, std::byte{0xFF});
 }
 
 // What one operation gave, as floats and as bytes.
@@ -203,22 +162,25 @@ class Checker {
           const std::string what =
               absl::StrCat("activation ", static_cast<int>(activation), ", ", s.rows, " x ", s.width);
           Case("activation" + Of(type), what, Tolerance(type), [&](Device& device) {
-            OnDevice da(device, a), phi(device, Poison(s.rows * s.width * SizeOf(type)));
-            std::vector<float> norm2(s.rows, NAN);
-            device.ActivationForward(activation, type, s.rows, s.width, da.get(), phi.get(), norm2.data());
+            OnDevice da(device, a), phi(device, Poison(s.rows * s.width * SizeOf(type))),
+                norms(device, Poison(s.rows * 4));
+            device.ActivationForward(activation, type, s.rows, s.width, da.get(), phi.get(),
+                                     norms.as<float>());
             Output output;
             output.Add(ToFloats(*cpu_, type, phi.Read()));
+            std::vector<float> norm2 = norms.Read<float>();
             // Of another magnitude than phi: as norms.
             for (float& value : norm2) value = std::sqrt(value / static_cast<float>(s.width));
             output.Add(norm2);
             return output;
           });
           Case("activation gradient" + Of(type), what, Tolerance(type), [&](Device& device) {
-            OnDevice da(device, a), du(device, u), out(device, Poison(s.rows * width * SizeOf(type)));
-            std::vector<float> dalpha(s.rows, NAN);
+            OnDevice da(device, a), du(device, u), weight(device, alpha),
+                out(device, Poison(s.rows * width * SizeOf(type))), dots(device, Poison(s.rows * 4));
             // phi_alpha takes the place of u, as in the engine.
-            device.ActivationBackward(activation, type, s.rows, s.width, da.get(), du.get(), alpha.data(),
-                                      out.get(), du.get(), dalpha.data());
+            device.ActivationBackward(activation, type, s.rows, s.width, da.get(), du.get(),
+                                      weight.as<float>(), out.get(), du.get(), dots.as<float>());
+            std::vector<float> dalpha = dots.Read<float>();
             Output output;
             output.Add(ToFloats(*cpu_, type, out.Read()));
             output.Add(ToFloats(*cpu_, type, du.Read()));
@@ -251,15 +213,16 @@ class Checker {
     terms.resize(offset.back());
     for (int32_t& i : terms) i = static_cast<int32_t>(random.Below(s.rows + 2));
     Case("gather" + Of(type), what, 0, [&](Device& device) {
-      OnDevice from(device, src), to(device, Poison(bytes));
-      device.GatherRows(type, s.width, from.get(), index, to.get());
+      OnDevice from(device, src), rows(device, index), to(device, Poison(bytes));
+      device.GatherRows(type, s.width, from.get(), rows.span<const int32_t>(), to.get());
       Output output;
       output.Add(ToFloats(*cpu_, type, to.Read()));
       return output;
     });
     Case("segmented sum" + Of(type), what, Tolerance(type), [&](Device& device) {
-      OnDevice from(device, src), to(device, Poison(bytes));
-      device.SumRows(type, s.width, from.get(), terms, offset, to.get());
+      OnDevice from(device, src), rows(device, terms), first(device, offset), to(device, Poison(bytes));
+      device.SumRows(type, s.width, from.get(), rows.span<const int32_t>(), first.span<const int64_t>(),
+                     to.get());
       Output output;
       output.Add(ToFloats(*cpu_, type, to.Read()));
       return output;
@@ -268,9 +231,8 @@ class Checker {
     std::iota(order.begin(), order.end(), 0);
     for (int64_t i = s.rows - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
     Case("permutation" + Of(type), what, 0, [&](Device& device) {
-      OnDevice rows(device, std::vector<std::byte>(src.begin(), src.begin() + bytes));
-      std::vector<int32_t> to = order;
-      device.PermuteRows(s.width * SizeOf(type), to, rows.get());
+      OnDevice rows(device, std::vector<std::byte>(src.begin(), src.begin() + bytes)), to(device, order);
+      device.PermuteRows(s.width * SizeOf(type), to.span<int32_t>(), rows.get());
       Output output;
       output.Add(ToFloats(*cpu_, type, rows.Read()));
       return output;
@@ -284,8 +246,10 @@ class Checker {
       p = random.Below(4) == 0 ? -1 : static_cast<int32_t>(random.Below(s.rows + 2));
     const std::vector<float> alpha = Floats(s.rows * k, random);
     Case("combine" + Of(type), absl::StrCat(s.rows, " x ", s.width), Tolerance(type), [&](Device& device) {
-      OnDevice y(device, src), out(device, Poison(s.rows * s.width * SizeOf(type)));
-      device.CombineRows(type, s.width, s.rows, k, y.get(), position.data(), alpha.data(), out.get());
+      OnDevice y(device, src), from(device, position), weight(device, alpha),
+          out(device, Poison(s.rows * s.width * SizeOf(type)));
+      device.CombineRows(type, s.width, s.rows, k, y.get(), from.as<int32_t>(), weight.as<float>(),
+                         out.get());
       Output output;
       output.Add(ToFloats(*cpu_, type, out.Read()));
       return output;
@@ -301,12 +265,10 @@ class Checker {
     const auto one = [&](const std::string& name,
                          const std::function<void(Device&, void*, void*, float*)>& run) {
       Case(name + Of(type), what, 1e-5, [&](Device& device) {
-        OnDevice left(device, a), right(device, b);
-        std::vector<float> out(s.rows, NAN);
-        run(device, left.get(), right.get(), out.data());
-        LRMOE_CHECK(device.Wait().ok());
+        OnDevice left(device, a), right(device, b), out(device, Poison(s.rows * 4));
+        run(device, left.get(), right.get(), out.as<float>());
         Output output;
-        output.Add(out);
+        output.Add(out.Read<float>());
         return output;
       });
     };
@@ -314,8 +276,11 @@ class Checker {
         [&](Device& d, void* x, void*, float* out) { d.RowNorm2(type, s.rows, s.width, x, out); });
     one("row sum of |x|",
         [&](Device& d, void* x, void*, float* out) { d.RowAbsSum(type, s.rows, s.width, x, out); });
-    one("row dot",
-        [&](Device& d, void* x, void* y, float* out) { d.RowDot(type, s.width, x, a_row, y, b_row, out); });
+    one("row dot", [&](Device& d, void* x, void* y, float* out) {
+      OnDevice left(d, a_row), right(d, b_row);
+      d.RowDot(type, s.width, x, left.span<const int32_t>(), y, right.span<const int32_t>(), out);
+      LRMOE_CHECK(d.Wait().ok());  // before its index is gone
+    });
   }
 
   void Parameters() {

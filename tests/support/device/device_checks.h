@@ -1,6 +1,5 @@
-// Every operation of a device against the CPU device, and the selection kernels against plain loops, on
-// random and ragged shapes: written once, for emulated devices and for real ones. No test framework: it also
-// runs where there is none.
+// Every operation of a device against the CPU device, on random and ragged shapes: written once, for emulated
+// devices and for real ones. No test framework: it also runs where there is none.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/runtime.h"
 #include "kernels/kernels.h"
 
 namespace lrmoe::testing {
@@ -28,7 +26,7 @@ enum class CheckSize : uint8_t { kSmall, kLarge };
 // the same bits.
 std::vector<CheckResult> CheckDevice(kernels::Device& device, CheckSize size, uint64_t seed);
 
-// Score and Select of kernels/cuda/passes.h, which the device API does not have.
-std::vector<CheckResult> CheckSelection(kernels::cuda::Runtime& runtime, CheckSize size, uint64_t seed);
+// The same of its pair operations (kernels/pairs.h), bit for bit but for sums of scores.
+std::vector<CheckResult> CheckPairs(kernels::Device& device, CheckSize size, uint64_t seed);
 
 }  // namespace lrmoe::testing

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "worker/engine/routing.h"
 #include "worker/transport/inproc.h"
 
 namespace lrmoe::testing {
@@ -41,6 +42,27 @@ std::vector<float> Decode(DataType type, std::span<const std::byte> bytes) {
       std::memcpy(&out[i], &bits, 4);
     }
   }
+  return out;
+}
+
+PlacedPairs PlacePairs(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank) {
+  const size_t pairs = expert_idx.size();
+  PlacedPairs out{std::vector<int32_t>(pairs, -1), std::vector<int32_t>(pairs)};
+  for (size_t i = 0; i < plan.instances.size(); ++i) {
+    int64_t left = plan.instances[i].forward_rows_by_source[rank];
+    for (size_t p = 0; p < pairs && left > 0; ++p) {
+      if (expert_idx[p] != plan.instances[i].expert_idx || out.instance[p] >= 0) continue;
+      out.instance[p] = static_cast<int32_t>(i);
+      --left;
+    }
+  }
+  std::vector<int32_t> order(pairs);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    const int32_t i = out.instance[a], j = out.instance[b];
+    return std::pair(plan.instances[i].rank_idx, i) < std::pair(plan.instances[j].rank_idx, j);
+  });
+  for (size_t q = 0; q < pairs; ++q) out.position[order[q]] = static_cast<int32_t>(q);
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ struct RunSetup {
   // Transports of the ranks; empty: inproc.
   std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports = {};
 };
+
+// Of each pair of a source: the instance that executes it, and its place in send order, from the words of
+// worker/engine/routing.h.
+struct PlacedPairs {
+  std::vector<int32_t> instance, position;
+};
+PlacedPairs PlacePairs(const LayerPlan& plan, std::span<const int32_t> expert_idx, int32_t rank);
 
 // One rank's side of a run. Methods on different ranks' objects run at the same time.
 class RankRun {

@@ -85,8 +85,11 @@ TEST_CASE("memory of another process is the device's, at an address of its own, 
   CHECK(device->Holds(base + kValues * 4 - 1));
   CHECK_FALSE(device->Holds(base + kValues * 4));
   std::vector<float> read(kValues - 100), norms(10);
+  auto own = std::move(device->Reserve(40)).value();
+  REQUIRE(own->Commit(40).ok());
   device->Download(read.data(), base + 400, (kValues - 100) * 4);
-  device->RowNorm2(kernels::Type::kFp32, 10, 4, base + 64, norms.data());
+  device->RowNorm2(kernels::Type::kFp32, 10, 4, base + 64, reinterpret_cast<float*>(own->base()));
+  device->Download(norms.data(), own->base(), 40);
   device->Fill(base, 0, 400);
   REQUIRE(device->Wait() == absl::OkStatus());
   CHECK(read.front() == 100.5F);

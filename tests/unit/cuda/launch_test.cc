@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <limits>
@@ -66,10 +67,28 @@ TEST_CASE("launches fit every device at the largest sizes, and cover everything"
     RequireLaunchable(ForElements(n));
     REQUIRE((ForElements(n).blocks == 0) == (n == 0));
   }
-  for (const int64_t experts : {int64_t{1}, int64_t{128}, int64_t{65536}})
-    RequireLaunchable(ForExperts(experts));
+  for (const int64_t items : {int64_t{1}, int64_t{128}, int64_t{65536}, kMaxPairs}) {
+    RequireLaunchable(ForBlocks(items));
+    REQUIRE(ForBlocks(items).blocks == items);
+    RequireLaunchable(ForLists(items));
+    REQUIRE(ForLists(items).blocks == std::min(items, kMaxListBlocks));
+  }
   RequireLaunchable(ForPartialSums());
-  static_assert(kSelectSharedBytes >= 256 * 4 + (kSelectThreads / 32) * 4, "histogram and a count per warp");
+  constexpr int64_t kWarps = kBlockThreads / 32;
+  static_assert(kBlockSharedBytes >= 256 * 4 + 2 * 4, "a histogram and two scalars");
+  static_assert(kBlockSharedBytes >= kWarps * 8 + kWarps * 4, "a sum and a count per warp");
+  static_assert(ForRows(9).blocks == 2 && ForElements(257).blocks == 2 && ForElements(256).blocks == 1);
+}
+
+TEST_CASE("pieces cover the entries of items up to the most pairs, in any number", "[cuda][launch]") {
+  static_assert(PiecesOf(0) == 0 && PiecesOf(1) == 1);
+  for (const int64_t entries : {kPieceEntries - 1, kPieceEntries, kPieceEntries + 1, kMaxPairs}) {
+    REQUIRE(PiecesOf(entries) * kPieceEntries >= entries);
+    REQUIRE((PiecesOf(entries) - 1) * kPieceEntries < entries);
+  }
+  // As many items as there are pairs, each of its own piece: prefix sums and loop counters have 64 bits.
+  REQUIRE(kMaxPairs * kPieceEntries < std::numeric_limits<int64_t>::max() / 4);
+  RequireLaunchable(ForRows(kMaxPairs));
 }
 
 TEST_CASE("columns are permuted in whole packs, within the scratch memory, all of them", "[cuda][launch]") {

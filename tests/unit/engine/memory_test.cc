@@ -50,9 +50,8 @@ std::vector<std::pair<int64_t, int64_t>> MovedRows(const MoeProblem& problem, co
   size_t first = 0;
   for (int32_t s = 0; s < num_ranks; ++s) {
     const size_t pairs = problem.tokens_of_rank[s] * problem.shape.top_k;
-    std::vector<int32_t> instance(pairs), position(pairs);
-    engine::RouteForward(plan, std::span(problem.expert_idx).subspan(first, pairs), s, instance, position);
-    for (size_t p = 0; p < pairs; ++p) counts.at(instance[p], s) += kept[first + p];
+    const PlacedPairs placed = PlacePairs(plan, std::span(problem.expert_idx).subspan(first, pairs), s);
+    for (size_t p = 0; p < pairs; ++p) counts.at(placed.instance[p], s) += kept[first + p];
     first += pairs;
   }
   std::vector<std::pair<int64_t, int64_t>> moved(num_ranks);

@@ -1,17 +1,18 @@
-// The pure parts of the engine: routing, payload packing, selection, backward routing.
+// The pure parts of the engine: routing and backward routing.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
 
 #include "common/cluster.h"
 #include "common/random.h"
-#include "tests/support/engine/plan_rendezvous.h"
+#include "tests/support/engine/engine_runs.h"
 #include "worker/engine/route_backward.h"
 #include "worker/engine/routing.h"
-#include "worker/engine/select.h"
 
 using namespace lrmoe;
 using namespace lrmoe::engine;
+using lrmoe::testing::PlacedPairs;
+using lrmoe::testing::PlacePairs;
 using lrmoe::testing::ScriptedPlans;
 
 namespace {
@@ -59,9 +60,8 @@ struct Routed {
 std::vector<Routed> RouteAll(const Case& c) {
   std::vector<Routed> out(c.num_ranks);
   for (int32_t s = 0; s < c.num_ranks; ++s) {
-    out[s].instance.resize(c.expert_idx[s].size());
-    out[s].position.resize(c.expert_idx[s].size());
-    out[s].route = RouteForward(c.execution.plan, c.expert_idx[s], s, out[s].instance, out[s].position);
+    PlacedPairs placed = PlacePairs(c.execution.plan, c.expert_idx[s], s);
+    out[s] = {std::move(placed.instance), std::move(placed.position), RouteForward(c.execution.plan, s)};
   }
   return out;
 }
@@ -82,6 +82,24 @@ TEST_CASE("forward routing follows the plan and all ranks agree on every positio
     for (int32_t s = 0; s < c.num_ranks; ++s)
       REQUIRE(CheckExecutable(plan, owner, s, c.counts.source(s)).ok());
     const std::vector<Routed> routed = RouteAll(c);
+    for (int32_t s = 0; s < c.num_ranks; ++s) {
+      std::vector<int32_t> by_expert(c.expert_idx[s].size());
+      std::iota(by_expert.begin(), by_expert.end(), 0);
+      std::stable_sort(by_expert.begin(), by_expert.end(),
+                       [&](int32_t a, int32_t b) { return c.expert_idx[s][a] < c.expert_idx[s][b]; });
+      const std::vector<kernels::Stretch> order = SendOrder(plan, s);
+      const std::vector<int64_t> first = FirstPositions(plan, s);
+      size_t listed = 0;
+      for (size_t i = 0; i < plan.instances.size(); ++i) {
+        REQUIRE(order[i].to == first[i]);
+        for (int64_t j = 0; j < order[i].count; ++j, ++listed) {
+          const int32_t pair = by_expert[order[i].from + j];
+          REQUIRE(routed[s].instance[pair] == static_cast<int32_t>(i));
+          REQUIRE(routed[s].position[pair] == order[i].to + j);
+        }
+      }
+      REQUIRE(listed == by_expert.size());
+    }
     for (int32_t d = 0; d < c.num_ranks; ++d) {
       std::vector<Arrival> arrivals;
       for (int32_t s = 0; s < c.num_ranks; ++s)
@@ -118,68 +136,6 @@ TEST_CASE("forward routing follows the plan and all ranks agree on every positio
   }
 }
 
-TEST_CASE("a payload for more ranks than a word has bits is what a set of ranks per token says") {
-  LayerPlan plan;
-  for (int32_t rank = 0; rank < 150; ++rank) plan.instances.push_back({.rank_idx = rank});
-  Random random(4);
-  std::vector<int32_t> target(3 * 400), token(target.size(), -7), pair_row(target.size(), -7);
-  std::vector<int64_t> pairs_to(150, 0);
-  for (int32_t& t : target) {
-    t = static_cast<int32_t>(random.Below(151)) - 1;
-    if (t >= 0) ++pairs_to[t];
-  }
-  std::vector<std::vector<int32_t>> want(150);
-  std::vector<int32_t> want_row;
-  for (size_t p = 0; p < target.size(); ++p) {
-    if (target[p] < 0) {
-      want_row.push_back(-1);
-      continue;
-    }
-    std::vector<int32_t>& tokens = want[target[p]];
-    const auto t = static_cast<int32_t>(p) / 3;
-    if (tokens.empty() || tokens.back() != t) tokens.push_back(t);
-    want_row.push_back(static_cast<int32_t>(tokens.size()) - 1);
-  }
-  const Payload payload = PackPayload(plan, target, 3, pairs_to, token, pair_row);
-  CHECK(pair_row == want_row);
-  std::vector<int32_t> all;
-  for (int32_t rank = 0; rank < 150; ++rank) {
-    CHECK(payload.rows[rank] == static_cast<int64_t>(want[rank].size()));
-    all.insert(all.end(), want[rank].begin(), want[rank].end());
-  }
-  token.resize(payload.total);
-  CHECK(token == all);
-}
-
-TEST_CASE("a payload carries each token once to each rank") {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
-    const Case c = RandomCase(seed);
-    Random random(seed);
-    const std::vector<Routed> routed = RouteAll(c);
-    for (int32_t s = 0; s < c.num_ranks; ++s) {
-      std::vector<int32_t> target = routed[s].instance;
-      for (int32_t& t : target)
-        if (random.Below(3) == 0) t = -1;
-      std::vector<int32_t> token(target.size()), pair_row(target.size());
-      std::vector<int64_t> pairs_to(c.num_ranks, 0);
-      for (int32_t t : target)
-        if (t >= 0) ++pairs_to[c.execution.plan.instances[t].rank_idx];
-      const Payload payload = PackPayload(c.execution.plan, target, c.top_k, pairs_to, token, pair_row);
-      const std::vector<int64_t> base = Offsets(payload.rows);
-      for (int32_t d = 0; d < c.num_ranks; ++d)
-        for (int64_t i = 1; i < payload.rows[d]; ++i) REQUIRE(token[base[d] + i - 1] < token[base[d] + i]);
-      std::vector<bool> used(payload.total, false);
-      for (size_t p = 0; p < target.size(); ++p) {
-        if (target[p] < 0) continue;
-        const int64_t row = base[c.execution.plan.instances[target[p]].rank_idx] + pair_row[p];
-        REQUIRE(token[row] == static_cast<int32_t>(p) / c.top_k);
-        used[row] = true;
-      }
-      REQUIRE(std::count(used.begin(), used.end(), false) == 0);
-    }
-  }
-}
-
 TEST_CASE("backward routing runs every kept pair once, at its own expert, within the allocation") {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     const Case c = RandomCase(seed);
@@ -206,22 +162,34 @@ TEST_CASE("backward routing runs every kept pair once, at its own expert, within
     const std::vector<Move> moves = PlanMoves(plan, counts, node);
 
     std::vector<int64_t> executed(plan.instances.size(), 0);
-    std::vector<std::vector<int32_t>> target(c.num_ranks), position(c.num_ranks);
     std::vector<SourceSegments> from(c.num_ranks);
     for (int32_t s = 0; s < c.num_ranks; ++s) {
-      target[s].resize(kept[s].size());
-      position[s].resize(kept[s].size());
       from[s] = SegmentsFrom(plan, counts, moves, s);
-      TargetPairs(from[s], plan.instances.size(), routed[s].instance, kept[s], target[s], position[s]);
-      std::vector<bool> seen(kept[s].size(), false);
+      std::vector<std::vector<size_t>> forwarded(plan.instances.size());  // kept pairs, by instance
+      size_t num_kept = 0;
       for (size_t p = 0; p < kept[s].size(); ++p) {
-        REQUIRE((target[s][p] >= 0) == (kept[s][p] != 0));
-        if (!kept[s][p]) continue;
-        REQUIRE(plan.instances[target[s][p]].expert_idx == c.expert_idx[s][p]);
-        ++executed[target[s][p]];
-        REQUIRE(!seen[position[s][p]]);
-        seen[position[s][p]] = true;
+        if (kept[s][p] == 0) continue;
+        forwarded[routed[s].instance[p]].push_back(p);
+        ++num_kept;
       }
+      std::vector<bool> ran(kept[s].size(), false), placed(num_kept, false);
+      size_t num_ran = 0;
+      for (const Segment& segment : from[s].segments) {
+        const std::vector<size_t>& here = forwarded[segment.from_instance];
+        REQUIRE(segment.source_idx == s);
+        REQUIRE(segment.first_kept + segment.count <= static_cast<int64_t>(here.size()));
+        REQUIRE(segment.position + segment.count <= static_cast<int64_t>(num_kept));
+        for (int64_t i = 0; i < segment.count; ++i) {
+          const size_t p = here[segment.first_kept + i];
+          REQUIRE(plan.instances[segment.to_instance].expert_idx == c.expert_idx[s][p]);
+          REQUIRE(!ran[p]);
+          REQUIRE(!placed[segment.position + i]);
+          ran[p] = placed[segment.position + i] = true;
+          ++executed[segment.to_instance];
+          ++num_ran;
+        }
+      }
+      REQUIRE(num_ran == num_kept);
     }
     int64_t overflow = 0, moved = 0;
     for (size_t i = 0; i < plan.instances.size(); ++i) {
@@ -274,38 +242,6 @@ TEST_CASE("moves prefer the node, then the lowest rank, and take the last pairs"
   // One stays. Rank 3 shares the node, then ranks 0 and 1.
   const std::vector<Move> expected = {{2, 3, 0, 1, 1}, {2, 1, 3, 0, 1}, {2, 0, 3, 1, 3}};
   REQUIRE(moves == expected);
-}
-
-TEST_CASE("selection keeps the largest scores, ties to the lowest source and pair") {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
-    Random random(seed);
-    const int64_t num_sources = random.Between(1, 4);
-    std::vector<int64_t> counts;
-    std::vector<float> scores;
-    for (int64_t s = 0; s < num_sources; ++s) {
-      counts.push_back(random.Between(0, 20));
-      for (int64_t i = 0; i < counts.back(); ++i)
-        scores.push_back(static_cast<float>(random.Below(6)) * 0.25F);
-    }
-    const int64_t quota = random.Between(0, static_cast<int64_t>(scores.size()));
-    std::vector<size_t> order(scores.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return scores[a] > scores[b]; });
-    std::vector<uint8_t> expected(scores.size(), 0), actual(scores.size(), 9);
-    for (int64_t i = 0; i < quota; ++i) expected[order[i]] = 1;
-    std::vector<uint32_t> scratch(scores.size());
-    std::vector<Verdict> verdicts = SelectExpert(scores, counts, quota, scratch);
-    const float dropped = quota < static_cast<int64_t>(order.size()) ? scores[order[quota]] : 0.0F;
-    size_t next = 0;
-    for (int64_t s = 0; s < num_sources; ++s) {
-      REQUIRE(verdicts[s].dropped == dropped);
-      const std::vector<int32_t> expert(counts[s], 0);
-      MarkKept(expert, std::span(scores).subspan(next, counts[s]), std::span(&verdicts[s], 1),
-               std::span(actual).subspan(next, counts[s]));
-      next += counts[s];
-    }
-    REQUIRE(actual == expected);
-  }
 }
 
 TEST_CASE("a plan that cannot be executed is refused with the reason") {

@@ -1,18 +1,12 @@
-#include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <limits>
+#include "kernels/top_k.h"
 
-#include "kernels/kernels.h"
+#include <algorithm>
+#include <functional>
+
 #include "kernels/precondition.h"
 
 namespace lrmoe::kernels {
 namespace {
-
-// Bit patterns of non-negative floats order like the floats; the mask makes -0 equal to 0.
-uint32_t KeyOf(float score) {
-  return std::bit_cast<uint32_t>(score) & 0x7FFFFFFFu;
-}
 
 // Three digits of a key, most significant first: 11, 10 and 10 bits.
 constexpr int kShift[3] = {20, 10, 0};
@@ -21,9 +15,10 @@ constexpr uint32_t kDigits[3] = {2048, 1024, 1024};
 // Below this many keys a partial sort is faster than the histograms that are left.
 constexpr size_t kSmall = 512;
 
-// Key of the k-th largest, 1 <= k <= n. `keys` [n] is overwritten.
-uint32_t KthLargestKey(std::span<const float> scores, int64_t k, std::span<uint32_t> keys) {
-  std::transform(scores.begin(), scores.end(), keys.begin(), KeyOf);
+}  // namespace
+
+uint32_t KthLargestKey(std::span<uint32_t> keys, int64_t k) {
+  LRMOE_KERNELS_REQUIRE(k >= 1 && k <= static_cast<int64_t>(keys.size()));
   uint32_t prefix = 0;
   for (int pass = 0; pass < 3; ++pass) {
     if (keys.size() < kSmall) {
@@ -43,18 +38,6 @@ uint32_t KthLargestKey(std::span<const float> scores, int64_t k, std::span<uint3
     keys = keys.first(keys.size() - others.size());
   }
   return prefix;
-}
-
-}  // namespace
-
-TopK SelectTopK(std::span<const float> scores, int64_t k, std::span<uint32_t> scratch) {
-  LRMOE_KERNELS_REQUIRE(k >= 0 && k <= static_cast<int64_t>(scores.size()));
-  LRMOE_KERNELS_REQUIRE(scratch.size() >= scores.size());
-  if (k == 0) return {std::numeric_limits<float>::infinity(), 0};
-  const uint32_t key = KthLargestKey(scores, k, scratch.first(scores.size()));
-  int64_t above = 0;
-  for (float score : scores) above += KeyOf(score) > key;
-  return {std::bit_cast<float>(key), k - above};
 }
 
 }  // namespace lrmoe::kernels
