@@ -2,10 +2,14 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <vector>
+
+#include "common/random.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -117,10 +121,20 @@ void ReleaseBarrier(Block& block) {
     if (fiber.state == Fiber::State::kBarrier) fiber.state = Fiber::State::kReady;
 }
 
+// 0 .. n - 1, every time in another order, the same ones in each run of the program.
+void Shuffle(size_t n, std::vector<size_t>& order) {
+  thread_local Random random(1);
+  order.resize(n);
+  std::iota(order.begin(), order.end(), size_t{0});
+  for (size_t i = n; i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
+}
+
 void RunBlock(Block& block) {
+  std::vector<size_t> order;
   while (block.done < block.fibers.size()) {
     bool progress = false;
-    for (size_t i = 0; i < block.fibers.size(); ++i) {
+    Shuffle(block.fibers.size(), order);
+    for (const size_t i : order) {
       if (!Ready(block, i)) continue;
       block.fibers[i].state = Fiber::State::kReady;
       Resume(block, i);
@@ -220,8 +234,10 @@ void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::func
   block.fibers.resize(threads);
   for (unsigned i = 0; i < threads; ++i) block.fibers[i].stack = Stack(i);
   g_block = &block;
-  for (unsigned index = 0; index < blocks; ++index) {
-    StartBlock(block, index, blocks, shared_bytes);
+  std::vector<size_t> order;
+  Shuffle(blocks, order);
+  for (const size_t index : order) {
+    StartBlock(block, static_cast<unsigned>(index), blocks, shared_bytes);
     RunBlock(block);
   }
   g_block = nullptr;
