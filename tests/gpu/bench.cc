@@ -134,7 +134,7 @@ double Median(const bench::ArmResult& arm, double (*of)(const InvocationReport&)
   return values[values.size() / 2];
 }
 
-absl::Status BenchLayer(JsonMembers* json) {
+bench::LayerRun PaperLayer() {
   bench::LayerRun run;
   run.shape.num_experts = kExperts;
   run.shape.top_k = kTopK;
@@ -142,6 +142,7 @@ absl::Status BenchLayer(JsonMembers* json) {
   run.shape.intermediate_size = kIntermediate;
   run.shape.dtype = DataType::kBf16;
   run.num_tokens = kTokens;
+  run.rows_on_device = true;
   run.steps = 10;
   for (const double retention : {1.0, 0.9, 0.8, 0.7}) run.arms.push_back({"lrmoe", retention});
   run.make_device = [] { return kernels::cuda::CreateCudaDevice(0); };
@@ -150,34 +151,45 @@ absl::Status BenchLayer(JsonMembers* json) {
       return kernels::cuda::CopyBetweenPlaces(to, from, bytes);
     });
   };
-  LRMOE_ASSIGN_OR_RETURN(const bench::LayerResult result, bench::RunLayer(run));
-  const auto forward = [](const InvocationReport& r) { return r.forward.total_ms; };
-  const auto backward = [](const InvocationReport& r) { return r.backward.total_ms; };
-  const auto selection = [](const InvocationReport& r) {
-    return r.backward.score_ms + r.backward.select_ms + r.backward.pack_ms;
-  };
-  const auto compute = [](const InvocationReport& r) { return r.backward.compute_ms; };
-  std::printf("\nLayer E %lld, k %lld, H %lld, F %lld, %lld tokens from host memory; milliseconds\n",
+  return run;
+}
+
+// What the layer takes, and, in a second run that waits for the device between its phases, what they take.
+absl::Status BenchLayer(JsonMembers* json) {
+  bench::LayerRun run = PaperLayer();
+  LRMOE_ASSIGN_OR_RETURN(const bench::LayerResult whole, bench::RunLayer(run));
+  run.wait_between_phases = true;
+  LRMOE_ASSIGN_OR_RETURN(const bench::LayerResult parts, bench::RunLayer(run));
+  std::printf("\nLayer E %lld, k %lld, H %lld, F %lld, %lld tokens in device memory; milliseconds\n",
               static_cast<long long>(kExperts), static_cast<long long>(kTopK),
               static_cast<long long>(kHidden), static_cast<long long>(kIntermediate),
               static_cast<long long>(kTokens));
-  std::printf("%-6s %10s %10s %10s %18s %12s %12s\n", "rho", "forward", "backward", "GEMMs",
-              "score+select+pack", "peak MiB", "model MiB");
+  std::printf("%-6s %10s %10s | %10s %10s %10s %12s | %10s %10s\n", "rho", "forward", "backward", "GEMMs",
+              "selection", "pack", "share of it", "peak MiB", "model MiB");
   std::vector<std::string> items;
   for (size_t i = 0; i < run.arms.size(); ++i) {
-    const bench::ArmResult& arm = result.arms[i];
-    const InvocationReport& last = arm.reports.back()[0];
-    std::printf("%-6.2f %10.2f %10.2f %10.2f %18.2f %12.1f %12.1f\n", run.arms[i].retention,
-                Median(arm, forward), Median(arm, backward), Median(arm, compute), Median(arm, selection),
-                static_cast<double>(last.peak_bytes) / (1 << 20),
+    const double forward =
+        Median(whole.arms[i], [](const InvocationReport& r) { return r.forward.total_ms; });
+    const double backward =
+        Median(whole.arms[i], [](const InvocationReport& r) { return r.backward.total_ms; });
+    const bench::ArmResult& arm = parts.arms[i];
+    const double compute = Median(arm, [](const InvocationReport& r) { return r.backward.compute_ms; });
+    const double selection =
+        Median(arm, [](const InvocationReport& r) { return r.backward.score_ms + r.backward.select_ms; });
+    const double pack = Median(arm, [](const InvocationReport& r) { return r.backward.pack_ms; });
+    const double total = Median(arm, [](const InvocationReport& r) { return r.backward.total_ms; });
+    const InvocationReport& last = whole.arms[i].reports.back()[0];
+    std::printf("%-6.2f %10.2f %10.2f | %10.2f %10.2f %10.2f %10.1f %% | %10.1f %10.1f\n",
+                run.arms[i].retention, forward, backward, compute, selection, pack,
+                100 * (selection + pack) / total, static_cast<double>(last.peak_bytes) / (1 << 20),
                 static_cast<double>(last.predicted_bytes) / (1 << 20));
-    items.push_back(Object(
-        {"\"retention\": " + Number(run.arms[i].retention), "\"forward_ms\": " + Number(Median(arm, forward)),
-         "\"backward_ms\": " + Number(Median(arm, backward)),
-         "\"backward_compute_ms\": " + Number(Median(arm, compute)),
-         "\"selection_ms\": " + Number(Median(arm, selection)),
-         absl::StrCat("\"kept_rows\": ", last.kept_rows), absl::StrCat("\"peak_bytes\": ", last.peak_bytes),
-         absl::StrCat("\"predicted_bytes\": ", last.predicted_bytes)}));
+    items.push_back(
+        Object({"\"retention\": " + Number(run.arms[i].retention), "\"forward_ms\": " + Number(forward),
+                "\"backward_ms\": " + Number(backward), "\"backward_compute_ms\": " + Number(compute),
+                "\"selection_ms\": " + Number(selection), "\"pack_ms\": " + Number(pack),
+                "\"phases_total_ms\": " + Number(total), absl::StrCat("\"kept_rows\": ", last.kept_rows),
+                absl::StrCat("\"peak_bytes\": ", last.peak_bytes),
+                absl::StrCat("\"predicted_bytes\": ", last.predicted_bytes)}));
   }
   json->push_back("\"layer\": " + Array(items));
   return absl::OkStatus();

@@ -54,8 +54,6 @@ class Rank {
   Rank(const LayerRun& run, const RankInput& input, std::unique_ptr<transport::Transport> transport,
        std::unique_ptr<engine::PlanProvider> plans)
       : run_(run), input_(input), transport_(std::move(transport)), plans_(std::move(plans)) {
-    y_.resize(input.x.size());
-    dx_.resize(input.x.size());
     dalpha_.resize(input.alpha.size());
     arms_.resize(run.arms.size());
     for (Outcome& arm : arms_) arm.kept.resize(input.alpha.size());
@@ -110,9 +108,15 @@ class Rank {
     options.recompute_activation = run_.recompute_activation;
     options.pack_weights = run_.pack_weights;
     options.overlap = overlap;
+    options.wait_between_phases = run_.wait_between_phases;
     options.collective_timeout = std::chrono::minutes(10);
-    LRMOE_ASSIGN_OR_RETURN(engine, engine::Engine::Create(options, &transport_, plans_.get(),
-                                                          run_.make_device ? run_.make_device() : nullptr));
+    std::unique_ptr<kernels::Device> device;  // null: the CPU
+    if (run_.make_device) {
+      LRMOE_ASSIGN_OR_RETURN(device, run_.make_device());
+    }
+    LRMOE_RETURN_IF_ERROR(PlaceRows(device.get(), rows_[overlap]));
+    LRMOE_ASSIGN_OR_RETURN(engine,
+                           engine::Engine::Create(options, &transport_, plans_.get(), std::move(device)));
     const LayerShape& shape = run_.shape;
     const auto scale = [](int64_t depth) {
       return static_cast<float>(1.7 / std::sqrt(static_cast<double>(depth)));
@@ -128,6 +132,35 @@ class Rank {
     return engine->FinishLoad(0);
   }
 
+  // The layer's tensors, where one engine reads and writes them.
+  struct Rows {
+    std::unique_ptr<kernels::Memory> memory;  // null: the host's
+    std::vector<std::byte> host;
+    std::span<std::byte> y, dx;
+    std::span<const std::byte> x, dy;
+  };
+  absl::Status PlaceRows(kernels::Device* device, Rows& rows) {
+    const size_t bytes = input_.x.size();
+    if (!run_.rows_on_device) {
+      rows.host.resize(2 * bytes);
+      rows.y = std::span(rows.host).first(bytes);
+      rows.dx = std::span(rows.host).subspan(bytes);
+      rows.x = input_.x;
+      rows.dy = input_.dy;
+      return absl::OkStatus();
+    }
+    LRMOE_ASSIGN_OR_RETURN(rows.memory, device->Reserve(static_cast<int64_t>(4 * bytes)));
+    LRMOE_RETURN_IF_ERROR(rows.memory->Commit(static_cast<int64_t>(4 * bytes)));
+    const auto part = [&](size_t i) { return std::span(rows.memory->base() + i * bytes, bytes); };
+    device->Upload(part(0).data(), input_.x.data(), static_cast<int64_t>(bytes));
+    device->Upload(part(1).data(), input_.dy.data(), static_cast<int64_t>(bytes));
+    rows.x = part(0);
+    rows.dy = part(1);
+    rows.y = part(2);
+    rows.dx = part(3);
+    return device->Wait();
+  }
+
   absl::Status Step(const Invocation& invocation, bool measured) {
     const auto arm_name = [&](const absl::Status& status) {
       const Arm& arm = run_.arms[invocation.micro_batch];
@@ -136,11 +169,13 @@ class Rank {
     };
     Outcome& outcome = arms_[invocation.micro_batch];
     transport_.TakeSentBytes();
-    engine::Engine& engine = *engines_[run_.arms[invocation.micro_batch].overlap];
-    auto forward =
-        engine.Forward({invocation, input_.num_tokens, input_.x, input_.expert_idx, input_.alpha, y_, true});
+    const bool overlap = run_.arms[invocation.micro_batch].overlap;
+    engine::Engine& engine = *engines_[overlap];
+    const Rows& rows = rows_[overlap];
+    auto forward = engine.Forward(
+        {invocation, input_.num_tokens, rows.x, input_.expert_idx, input_.alpha, rows.y, true});
     if (!forward.ok()) return arm_name(forward.status());
-    auto backward = engine.Backward({invocation, input_.dy, dx_, dalpha_, outcome.kept});
+    auto backward = engine.Backward({invocation, rows.dy, rows.dx, dalpha_, outcome.kept});
     if (!backward.ok()) return arm_name(backward.status());
     outcome.sent_bytes = transport_.TakeSentBytes();
     outcome.execution = std::move(forward->plan);
@@ -157,7 +192,7 @@ class Rank {
   CountingTransport transport_;
   std::unique_ptr<engine::PlanProvider> plans_;
   std::unique_ptr<engine::Engine> engines_[2];  // by overlap
-  std::vector<std::byte> y_, dx_;
+  Rows rows_[2];  // by overlap; go before their engines, whose devices they may lie on
   std::vector<float> dalpha_;
   std::vector<Outcome> arms_;
 };

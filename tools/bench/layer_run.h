@@ -40,7 +40,9 @@ struct LayerRun {
   bool accumulate = false;   // gradients add up; else each backward pass is the first since they were zeroed
   bool pack_weights = true;  // where the device and the sizes allow
   RouterGradient router_gradient = RouterGradient::kExact;
-  int steps = 10;  // measured, of each arm
+  bool rows_on_device = false;       // x, y and their gradients lie in the memory of make_device's device
+  bool wait_between_phases = false;  // as EngineOptions
+  int steps = 10;                    // measured, of each arm
   uint64_t seed = 1;
   // Not 0: a network that brings each rank's bytes out at this speed, in real time, instead of none. Ranks of
   // one process only.

@@ -39,7 +39,7 @@ class BackwardPass {
   BackwardPass(EngineState& state, const BackwardArgs& args)
       : state_(state),
         args_(args),
-        clock_(state.whole_process_clock()),
+        clock_(state.StartClock()),
         exchange_(state.transport, args.invocation, state.options.collective_timeout, &clock_,
                   state.device.get(), state.options.overlap),
         pairs_(static_cast<int64_t>(args.dalpha.size())) {}

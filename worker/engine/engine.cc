@@ -265,7 +265,7 @@ absl::Status Engine::RefreshReplicas() {
     const Invocation at{impl_->store->optimizer_step(), layer, 0};
     if (!agreed) LRMOE_RETURN_IF_ERROR(impl_->Agree({Operation::kRefreshReplicas, at, "", 0, {}}).status());
     agreed = true;
-    PhaseClock clock(impl_->whole_process_clock());
+    PhaseClock clock = impl_->StartClock();
     Exchange exchange(impl_->transport, at, impl_->options.collective_timeout, &clock, impl_->device.get());
     const absl::Status brought =
         BringWeights(exchange, impl_->rows(), *impl_->store, layer, transfers, version);

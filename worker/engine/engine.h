@@ -55,6 +55,9 @@ struct EngineOptions {
   // Rows that return from the forward do so in pieces of at least this many bytes. Both equal on all ranks.
   bool overlap = false;
   int64_t least_piece_bytes = int64_t{64} << 10;  // 1 and more
+  // Phases end when the device has done their work, so that their times are what it took; for benches. Else
+  // it works on meanwhile.
+  bool wait_between_phases = false;
   // Every tensor block is filled with NaN before use; for tests.
   bool poison_buffers = false;
 };

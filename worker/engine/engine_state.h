@@ -66,7 +66,9 @@ struct EngineState {
   void Deliver(std::span<std::byte> rows, const Buffer& copy) const {
     if (copy.size() > 0) device->Download(rows.data(), copy.data(), copy.size());
   }
-  bool whole_process_clock() const { return options.num_threads > 1; }
+  PhaseClock StartClock() const {
+    return {options.num_threads > 1, options.wait_between_phases ? device.get() : nullptr};
+  }
 
   absl::StatusOr<Agreement> Agree(const Proposal& proposal) const {
     return engine::Agree(*transport, proposal, After(options.collective_timeout));

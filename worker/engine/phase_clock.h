@@ -1,6 +1,7 @@
 // Time of the phases of one operation. Processor time is that of the engine thread, or of the whole process
 // when the device has threads of its own (the worker's other threads sleep meanwhile); waiting in exchanges,
-// which may poll, is left out.
+// which may poll, is left out. A device that works on while the host goes on is told to be waited for at the
+// end of a phase, or its time is that of a later one.
 #pragma once
 
 #include <time.h>
@@ -8,6 +9,7 @@
 #include <chrono>
 
 #include "absl/strings/string_view.h"
+#include "kernels/kernels.h"
 
 namespace lrmoe::engine {
 
@@ -22,14 +24,17 @@ struct ExchangeTime {
 
 class PhaseClock {
  public:
-  explicit PhaseClock(bool whole_process)
-      : clock_(whole_process ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID),
+  // `awaited`: waited for at the end of each phase; or null. Its errors are told to whoever waits next.
+  PhaseClock(bool whole_process, kernels::Device* awaited)
+      : awaited_(awaited),
+        clock_(whole_process ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID),
         start_(std::chrono::steady_clock::now()),
         lap_(start_),
         cpu_start_ms_(CpuMs()) {}
 
   // Adds the time since the last Lap (or the start) to `phase_ms`.
   void Lap(double& phase_ms) {
+    if (awaited_ != nullptr) (void)awaited_->Wait();
     const auto now = std::chrono::steady_clock::now();
     phase_ms += std::chrono::duration<double, std::milli>(now - lap_).count();
     lap_ = now;
@@ -50,6 +55,7 @@ class PhaseClock {
     return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
   }
 
+  kernels::Device* awaited_;
   clockid_t clock_;
   std::chrono::steady_clock::time_point start_, lap_;
   double cpu_start_ms_;
