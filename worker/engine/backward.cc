@@ -130,8 +130,8 @@ absl::Status BackwardPass::Select(absl::Status& refused) {
   scores_.Release();
   context_.pair_position.Release();
   InvocationReport& report = context_.report;
-  report.kept_rows =
-      std::accumulate(route_.selected.num_kept.begin(), route_.selected.num_kept.end(), int64_t{0});
+  const std::span<const int32_t> kept = route_.kept.source(state_.rank());
+  report.kept_rows = std::accumulate(kept.begin(), kept.end(), int64_t{0});
   report.total_score = route_.selected.total_score;
   report.kept_score = route_.selected.kept_score;
   return absl::OkStatus();

@@ -172,6 +172,7 @@ absl::StatusOr<std::byte*> EngineState::ForDevice(std::span<std::byte> host, Buf
 
 absl::Status EngineState::Fail(const absl::Status& status) {
   transport->Abort(absl::StrCat("rank ", rank(), ": ", std::string(status.message())));
+  (void)device->Wait();
   return status;
 }
 

@@ -81,6 +81,7 @@ struct EngineState {
   // Drops replicas that neither the layer's latest plan nor an open context needs.
   void DropUnusedReplicas(int32_t layer);
   // Ends the epoch after a failure between two exchanges: peers wait for this rank and must learn of it.
+  // Waits for the device, which may still read the caller's memory and write to the pass's.
   absl::Status Fail(const absl::Status& status);
 };
 

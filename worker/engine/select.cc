@@ -35,6 +35,11 @@ Selector::Selector(EngineState& state, Exchange& exchange, ForwardContext& conte
     verdict_of_[e] = plan_.quota[e] > 0 ? KeepRule::kAll : KeepRule::kNone;
 }
 
+// The device may still have to write what it counted.
+Selector::~Selector() {
+  if (!selected_.num_kept.empty()) (void)state_.device->Wait();
+}
+
 Range Selector::PairsHere(size_t instance_idx) const {
   return {first_position_[instance_idx], plan_.instances[instance_idx].forward_rows_by_source[state_.rank()]};
 }
@@ -181,12 +186,12 @@ void Selector::CorrectWeights(const Buffer& scores) {
 }
 
 absl::StatusOr<SelectedPairs> Selector::Finish() {
-  LRMOE_RETURN_IF_ERROR(state_.device->Wait());
+  if (!total_score_.empty()) LRMOE_RETURN_IF_ERROR(state_.device->Wait());
   selected_.total_score = std::accumulate(total_score_.begin(), total_score_.end(), 0.0);
   selected_.kept_score = std::accumulate(kept_score_.begin(), kept_score_.end(), 0.0);
   verdicts_.Release();
   pair_.Release();
-  return std::move(selected_);
+  return std::exchange(selected_, {});
 }
 
 }  // namespace lrmoe::engine

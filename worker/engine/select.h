@@ -34,6 +34,7 @@ class Selector {
  public:
   // All outlive it.
   Selector(EngineState& state, Exchange& exchange, ForwardContext& context);
+  ~Selector();
 
   // Collective, where some expert is selective. `scores` (float, [P] by position) is not looked at for other
   // experts; what else it needs by pair comes from the arena (common/memory_model.h, "selection").
@@ -44,7 +45,7 @@ class Selector {
   //   pass in expectation (priority sampling: Duffield, Lund, Thorup, J. ACM 54(6), 2007). Not in the paper,
   //   whose selection always drops the same kind of pairs. rescale = rows: alpha times RescaleFactors.
   void CorrectWeights(const Buffer& scores);
-  // Waits for the device; once, at the end.
+  // Once, at the end. Waits for the device where some expert is selective.
   absl::StatusOr<SelectedPairs> Finish();
 
  private:
