@@ -33,9 +33,9 @@ uint32_t KthLargestKey(std::span<uint32_t> keys, int64_t k) {
     uint32_t digit = mask;
     for (; count[0][digit] + count[1][digit] < k; --digit) k -= count[0][digit] + count[1][digit];
     prefix |= digit << shift;
-    const auto others =
-        std::ranges::remove_if(keys, [=](uint32_t key) { return ((key >> shift) & mask) != digit; });
-    keys = keys.first(keys.size() - others.size());
+    const auto rest = std::remove_if(keys.begin(), keys.end(),
+                                     [=](uint32_t key) { return ((key >> shift) & mask) != digit; });
+    keys = keys.first(rest - keys.begin());
   }
   return prefix;
 }
