@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulator.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -16,13 +17,23 @@
 #define LRMOE_FIBER_SANITIZER 1
 #endif
 
+// Where no sanitizer follows the stacks, fibers are kept from block to block and switched to without system
+// calls.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LRMOE_FIBER_JUMPS 0
+#else
+#define LRMOE_FIBER_JUMPS 1
+#endif
+
 namespace lrmoe::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;  // sanitizers make frames large
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // where it starts
+  jmp_buf jump;        // where it goes on
+  bool started = false;
   unsigned char* stack = nullptr;
   ThreadPlace place;
   enum class State : uint8_t { kReady, kBarrier, kWarp, kDone } state = State::kReady;
@@ -49,6 +60,7 @@ struct Block {
   unsigned at_barrier = 0;
   unsigned done = 0;
   ucontext_t scheduler;
+  jmp_buf scheduler_jump;
   void* scheduler_fake_stack = nullptr;
   const void* scheduler_stack = nullptr;
   size_t scheduler_stack_bytes = 0;
@@ -79,7 +91,11 @@ void SwitchToScheduler(Fiber& fiber) {
   __sanitizer_start_switch_fiber(fiber.state == Fiber::State::kDone ? nullptr : &fiber.fake_stack,
                                  g_block->scheduler_stack, g_block->scheduler_stack_bytes);
 #endif
+#if LRMOE_FIBER_JUMPS
+  if (_setjmp(fiber.jump) == 0) _longjmp(g_block->scheduler_jump, 1);
+#else
   swapcontext(&fiber.context, &g_block->scheduler);
+#endif
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_finish_switch_fiber(fiber.fake_stack, &g_block->scheduler_stack,
                                   &g_block->scheduler_stack_bytes);
@@ -90,11 +106,13 @@ void FiberMain() {
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_finish_switch_fiber(nullptr, &g_block->scheduler_stack, &g_block->scheduler_stack_bytes);
 #endif
-  (*g_block->thread)();
-  Fiber& fiber = Current();
-  fiber.state = Fiber::State::kDone;
-  ++g_block->done;
-  SwitchToScheduler(fiber);
+  while (true) {  // once per block
+    (*g_block->thread)();
+    Fiber& fiber = Current();
+    fiber.state = Fiber::State::kDone;
+    ++g_block->done;
+    SwitchToScheduler(fiber);
+  }
 }
 
 void Resume(Block& block, size_t index) {
@@ -103,7 +121,15 @@ void Resume(Block& block, size_t index) {
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_start_switch_fiber(&block.scheduler_fake_stack, fiber.stack, kStackBytes);
 #endif
+#if LRMOE_FIBER_JUMPS
+  if (_setjmp(block.scheduler_jump) == 0) {
+    if (fiber.started) _longjmp(fiber.jump, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+  }
+#else
   swapcontext(&block.scheduler, &fiber.context);
+#endif
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_finish_switch_fiber(block.scheduler_fake_stack, nullptr, nullptr);
 #endif
@@ -163,6 +189,7 @@ void StartBlock(Block& block, unsigned block_index, unsigned blocks, size_t shar
     fiber.place.thread_idx.y = fiber.place.thread_idx.z = 0;
     fiber.place.block_dim = {static_cast<unsigned>(block.fibers.size()), 1, 1};
     fiber.place.grid_dim = {blocks, 1, 1};
+    if (fiber.started) continue;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack;
     fiber.context.uc_stack.ss_size = kStackBytes;
