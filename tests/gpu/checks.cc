@@ -126,7 +126,7 @@ bool RunChecks(CheckSize size, JsonMembers* json) {
   else
     Take(testing::CheckPairs(**device, size, 1), "", &all);
 
-  testing::EngineDevice engine{[] { return kernels::cuda::CreateCudaDevice(0); }, Loopback,
+  testing::EngineDevice engine{[](int32_t) { return kernels::cuda::CreateCudaDevice(0); }, Loopback,
                                size == CheckSize::kLarge ? 16 : 1};
   Take(testing::CheckLayers(engine,
                             size == CheckSize::kLarge ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{2}),

@@ -13,7 +13,7 @@
 namespace lrmoe::testing {
 
 struct EngineDevice {
-  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device;
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(int32_t rank)> make_device;
   // Transports that reach the devices' memory.
   std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports;
   int64_t scale = 1;  // tokens and widths, times this

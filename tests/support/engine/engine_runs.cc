@@ -172,7 +172,7 @@ std::vector<absl::Status> RunRanks(const MoeProblem& problem, const RunSetup& se
       options.model.num_layers = std::max(1, options.model.num_layers);
       options.poison_buffers = true;
       absl::StatusOr<std::unique_ptr<engine::Engine>> engine = engine::Engine::Create(
-          options, transport.get(), plans.get(), setup.make_device ? setup.make_device() : nullptr);
+          options, transport.get(), plans.get(), setup.make_device ? setup.make_device(rank) : nullptr);
       statuses[rank] = engine.status();
       if (!engine.ok()) return;
       RankRun run(problem, rank, engine->get(), &output);

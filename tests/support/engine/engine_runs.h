@@ -29,7 +29,7 @@ struct RunSetup {
   std::function<std::unique_ptr<transport::Transport>(int32_t rank, std::unique_ptr<transport::Transport>)>
       wrap;
   // What each engine computes on; empty: the CPU device.
-  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>()> make_device = {};
+  std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(int32_t rank)> make_device = {};
   // Transports of the ranks; empty: inproc.
   std::function<std::vector<std::unique_ptr<transport::Transport>>(int32_t num_ranks)> make_transports = {};
 };

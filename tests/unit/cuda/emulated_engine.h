@@ -8,7 +8,7 @@
 namespace lrmoe::testing {
 
 inline EngineDevice Emulated(int64_t memory_bytes = emulator::kEmulatedMemoryBytes) {
-  return {.make_device = [memory_bytes] { return emulator::MakeEmulatedDevice(memory_bytes); },
+  return {.make_device = [memory_bytes](int32_t) { return emulator::MakeEmulatedDevice(memory_bytes); },
           .make_transports =
               [](int32_t num_ranks) {
                 return transport::CreateInprocGroup(num_ranks,

@@ -69,7 +69,7 @@ TEST_CASE("the bench's layer runs with its rows in the memory of the emulated de
   run.arms = {{"lrmoe", 1.0}, {"lrmoe", 0.7}};
   run.rows_on_device = run.wait_between_phases = true;
   const EngineDevice emulated = Emulated();
-  run.make_device = emulated.make_device;
+  run.make_device = [&emulated] { return emulated.make_device(0); };
   run.make_transports = emulated.make_transports;
   const auto result = bench::RunLayer(run);
   INFO(result.status().ToString());
