@@ -166,6 +166,7 @@ absl::Status CudaInterprocess::WaitForEvents() {
                        "within ",
                        next.limit.count(), " ms"));
     } else {
+      (void)cudaGetLastError();  // not ready is an error, too, which the next launch would report
       std::this_thread::yield();
     }
   }
