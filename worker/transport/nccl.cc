@@ -25,6 +25,7 @@ constexpr int kOldestNccl = 21800;
 
 absl::Status ToStatus(cudaError_t error, absl::string_view what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();  // else this thread's next launch would report it
   return absl::UnavailableError(absl::StrCat(what, ": ", cudaGetErrorName(error)));
 }
 absl::Status ToStatus(ncclResult_t result, absl::string_view what) {
@@ -34,27 +35,27 @@ absl::Status ToStatus(ncclResult_t result, absl::string_view what) {
 
 #define LRMOE_NCCL_RETURN_IF_ERROR(call) LRMOE_RETURN_IF_ERROR(ToStatus((call), #call))
 
-// Device memory for host buffers that are staged. Kept from exchange to exchange: giving it back waits for
-// the device, which may be busy with an exchange that never ends.
+// Device memory for host buffers that are staged. Kept to the end, also what became too small: giving it back
+// waits for the device, which may be busy with an exchange that never ends.
 class Staged {
  public:
-  ~Staged() { Free(); }
+  ~Staged() {
+    for (void* one : all_) (void)cudaFree(one);
+  }
   absl::Status Grow(size_t bytes) {
     if (bytes <= bytes_) return absl::OkStatus();
-    Free();
-    LRMOE_RETURN_IF_ERROR(ToStatus(cudaMalloc(&data_, bytes), "staging memory"));
+    bytes = std::max(bytes, 2 * bytes_);
+    void* data = nullptr;
+    LRMOE_RETURN_IF_ERROR(ToStatus(cudaMalloc(&data, bytes), "staging memory"));
+    all_.push_back(data);
     bytes_ = bytes;
     return absl::OkStatus();
   }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::byte* data() const { return all_.empty() ? nullptr : static_cast<std::byte*>(all_.back()); }
 
  private:
-  void Free() {
-    if (data_ != nullptr) (void)cudaFree(std::exchange(data_, nullptr));
-    bytes_ = 0;
-  }
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
+  std::vector<void*> all_;
+  size_t bytes_ = 0;  // of the last
 };
 
 class NcclLink : public DeviceLink {
@@ -66,12 +67,14 @@ class NcclLink : public DeviceLink {
     if (comm_ != nullptr) (void)ncclCommAbort(comm_);
     for (const Started& one : started_)
       if (one.end != nullptr) (void)cudaEventDestroy(one.end);
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    for (const cudaStream_t stream : {stream_, staging_})
+      if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
 
   absl::Status Connect(const ncclUniqueId& id, Deadline deadline) {
     LRMOE_NCCL_RETURN_IF_ERROR(cudaSetDevice(options_.device));
     LRMOE_NCCL_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    LRMOE_NCCL_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&staging_, cudaStreamNonBlocking));
     for (Started& one : started_)
       LRMOE_NCCL_RETURN_IF_ERROR(cudaEventCreateWithFlags(&one.end, cudaEventDisableTiming));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -100,7 +103,7 @@ class NcclLink : public DeviceLink {
     one.ticket = 0;
     absl::Status status =
         comm_ == nullptr ? absl::UnavailableError("the epoch has ended") : WaitFor(one.end, deadline);
-    if (status.ok()) status = one.FetchStaged(stream_);
+    if (status.ok()) status = one.FetchStaged(staging_);
     if (!status.ok()) return End(one, status);
     return std::chrono::steady_clock::now();
   }
@@ -126,6 +129,7 @@ class NcclLink : public DeviceLink {
     std::vector<std::span<std::byte>> staged;  // host parts that wait in `out`
 
     absl::Status FetchStaged(cudaStream_t stream) {
+      if (staged.empty()) return absl::OkStatus();
       const std::byte* from = out.data();
       for (const std::span<std::byte> part : std::exchange(staged, {})) {
         LRMOE_NCCL_RETURN_IF_ERROR(
@@ -150,11 +154,14 @@ class NcclLink : public DeviceLink {
     std::vector<std::span<std::byte>> to(recv.begin(), recv.end());
     one.staged.clear();
     LRMOE_RETURN_IF_ERROR(Stage(one.in, from));
+    bool copied = false;
     for (size_t peer = 0; peer < send.size(); ++peer) {
       if (from[peer].data() == send[peer].data()) continue;
+      copied = true;
       LRMOE_NCCL_RETURN_IF_ERROR(cudaMemcpyAsync(const_cast<std::byte*>(from[peer].data()), send[peer].data(),
-                                                 send[peer].size(), cudaMemcpyHostToDevice, stream_));
+                                                 send[peer].size(), cudaMemcpyHostToDevice, staging_));
     }
+    if (copied) LRMOE_NCCL_RETURN_IF_ERROR(cudaStreamSynchronize(staging_));
     LRMOE_RETURN_IF_ERROR(Stage(one.out, to));
     for (size_t peer = 0; peer < recv.size(); ++peer)
       if (to[peer].data() != recv[peer].data()) one.staged.push_back(recv[peer]);
@@ -219,6 +226,7 @@ class NcclLink : public DeviceLink {
     while (true) {
       const cudaError_t state_of_stream = cudaEventQuery(end);
       if (state_of_stream == cudaSuccess) return absl::OkStatus();
+      (void)cudaGetLastError();  // not ready is an error, too, which this thread's next launch would report
       if (state_of_stream != cudaErrorNotReady) return ToStatus(state_of_stream, "NCCL exchange");
       ncclResult_t state = ncclSuccess;
       LRMOE_NCCL_RETURN_IF_ERROR(ncclCommGetAsyncError(comm_, &state));
@@ -240,7 +248,8 @@ class NcclLink : public DeviceLink {
   const int32_t rank_, size_;
   const NcclOptions options_;
   ncclComm_t comm_ = nullptr;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr;   // of exchanges
+  cudaStream_t staging_ = nullptr;  // of copies that the host waits for, which no exchange may hold up
   std::atomic<bool> aborted_{false};
   int64_t last_ticket_ = 0;
   std::array<Started, kMaxStarted> started_;
