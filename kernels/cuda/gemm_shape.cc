@@ -12,6 +12,15 @@ namespace {
 constexpr int64_t kGroupedBelowRows = 64;
 constexpr size_t kGroupedFromGroups = 16;
 
+bool Aligned(std::span<const GemmGroup> groups) {
+  return std::all_of(groups.begin(), groups.end(), [](const GemmGroup& group) {
+    return (reinterpret_cast<uintptr_t>(group.a) | reinterpret_cast<uintptr_t>(group.b) |
+            reinterpret_cast<uintptr_t>(group.c)) %
+               16 ==
+           0;
+  });
+}
+
 }  // namespace
 
 BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows, bool overwrite) {
@@ -35,6 +44,7 @@ BlasShape ToColumnMajor(GemmKind kind, int64_t n, int64_t k, int64_t rows, bool 
 
 GemmPath ChooseGemmPath(GemmPathRule rule, GemmKind kind, Type type, std::span<const GemmGroup> groups) {
   if (rule == GemmPathRule::kStreams || !GroupedIsPossible(kind, type)) return GemmPath::kStreams;
+  if (type == Type::kBf16 && !Aligned(groups)) return GemmPath::kStreams;
   if (rule == GemmPathRule::kGrouped) return GemmPath::kGrouped;
   int64_t rows = 0;
   for (const GemmGroup& group : groups) rows += group.rows;

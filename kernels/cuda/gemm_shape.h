@@ -32,7 +32,8 @@ enum class GemmPathRule : uint8_t { kByTable, kStreams, kGrouped };
 constexpr bool GroupedIsPossible(GemmKind kind, Type type) {
   return kind != GemmKind::kWeightGradient || type == Type::kFp32;
 }
-// kGrouped in a rule only where it is possible.
+// kGrouped in a rule only where it is possible. The grouped call's 16-bit operands are to be aligned to 16
+// bytes (cuBLAS asks for less where k is odd): rows of odd widths go over streams.
 GemmPath ChooseGemmPath(GemmPathRule rule, GemmKind kind, Type type, std::span<const GemmGroup> groups);
 
 // Stream of each group: the largest first, each to the stream with the fewest rows so far, ties to the

@@ -89,6 +89,10 @@ TEST_CASE("the grouped call is used only where its types allow, by rule or for s
     CHECK(ChooseGemmPath(GemmPathRule::kGrouped, kind, Type::kFp32, large) == GemmPath::kGrouped);
   }
   CHECK(ChooseGemmPath(GemmPathRule::kGrouped, kWeightGradient, Type::kFp32, large) == GemmPath::kGrouped);
+  std::vector<GemmGroup> crooked = small;
+  crooked.back().a = reinterpret_cast<const void*>(0x1008);
+  CHECK(ChooseGemmPath(GemmPathRule::kGrouped, kForward, Type::kBf16, crooked) == GemmPath::kStreams);
+  CHECK(ChooseGemmPath(GemmPathRule::kGrouped, kForward, Type::kFp32, crooked) == GemmPath::kGrouped);
 }
 
 TEST_CASE("groups are spread over streams: near even, the same for the same rows", "[cuda][gemm]") {
