@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device.h"
 
 namespace lrmoe::kernels::cuda {
@@ -19,13 +20,12 @@ constexpr int32_t kStreams = 4;
 // its results are repeatable only then when several streams are active.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
-absl::Status ToStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorName(error)));
-}
+using cuda::ToStatus;
 absl::Status ToStatus(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cublasGetStatusName(status)));
+  const std::string message = absl::StrCat(what, ": ", cublasGetStatusName(status));
+  return status == CUBLAS_STATUS_ALLOC_FAILED ? absl::ResourceExhaustedError(message)
+                                              : absl::InternalError(message);
 }
 
 #define LRMOE_CUBLAS_RETURN_IF_ERROR(call)                                                         \
@@ -79,7 +79,8 @@ class CublasGemm : public GemmBackend {
 
   absl::string_view path() const override { return path_; }
 
-  // The lanes begin when `stream` has come here and `stream` goes on when they are done: in its order.
+  // The lanes begin when `stream` has come here and `stream` goes on when they are done: in its order. Also
+  // after an error, as some may have begun.
   absl::Status Run(Stream stream, GemmKind kind, Type type, int64_t n, int64_t k,
                    std::span<const GemmGroup> groups) override {
     const auto main = static_cast<cudaStream_t>(stream);
@@ -89,12 +90,11 @@ class CublasGemm : public GemmBackend {
     for (size_t i = 0; i < num_lanes; ++i)
       LRMOE_CUBLAS_RETURN_IF_ERROR(cudaStreamWaitEvent(lanes_[i].stream, ready_, 0));
     absl::Status status = grouped ? RunGrouped(kind, type, n, k, groups) : RunLoop(kind, type, n, k, groups);
-    if (!status.ok()) return status;
     for (size_t i = 0; i < num_lanes; ++i) {
-      LRMOE_CUBLAS_RETURN_IF_ERROR(cudaEventRecord(lanes_[i].done, lanes_[i].stream));
-      LRMOE_CUBLAS_RETURN_IF_ERROR(cudaStreamWaitEvent(main, lanes_[i].done, 0));
+      status.Update(ToStatus(cudaEventRecord(lanes_[i].done, lanes_[i].stream), "recording a lane's end"));
+      status.Update(ToStatus(cudaStreamWaitEvent(main, lanes_[i].done, 0), "waiting for a lane"));
     }
-    return absl::OkStatus();
+    return status;
   }
 
  private:
@@ -145,14 +145,19 @@ class CublasGemm : public GemmBackend {
     const size_t bytes = table.size() * sizeof(void*);
     LRMOE_CUBLAS_RETURN_IF_ERROR(cudaMallocAsync(&memory, bytes, lane.stream));
     auto* const device = static_cast<void**>(memory);
-    LRMOE_CUBLAS_RETURN_IF_ERROR(
-        cudaMemcpyAsync(device, table.data(), bytes, cudaMemcpyHostToDevice, lane.stream));
+    absl::Status status =
+        ToStatus(cudaMemcpyAsync(device, table.data(), bytes, cudaMemcpyHostToDevice, lane.stream),
+                 "copying a table of operands");
     const cudaDataType_t data = ToCuda(type);
-    LRMOE_CUBLAS_RETURN_IF_ERROR(cublasGemmGroupedBatchedEx_64(
-        lane.handle, op_a.data(), op_b.data(), ms.data(), ns.data(), ks.data(), alphas.data(), device, data,
-        lda.data(), device + count, data, ldb.data(), betas.data(), device + 2 * count, data, ldc.data(),
-        count, sizes.data(), CUBLAS_COMPUTE_32F));
-    return ToStatus(cudaFreeAsync(memory, lane.stream), "freeing a table of operands");
+    if (status.ok())
+      status =
+          ToStatus(cublasGemmGroupedBatchedEx_64(
+                       lane.handle, op_a.data(), op_b.data(), ms.data(), ns.data(), ks.data(), alphas.data(),
+                       device, data, lda.data(), device + count, data, ldb.data(), betas.data(),
+                       device + 2 * count, data, ldc.data(), count, sizes.data(), CUBLAS_COMPUTE_32F),
+                   "cublasGemmGroupedBatchedEx");
+    status.Update(ToStatus(cudaFreeAsync(memory, lane.stream), "freeing a table of operands"));
+    return status;
   }
 
   const GemmPathRule rule_;
