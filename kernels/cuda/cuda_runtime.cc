@@ -45,6 +45,16 @@ int64_t RoundUp(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
 }
 
+// That CUDA shows a device of this ordinal.
+absl::Status LookFor(int32_t ordinal) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess)
+    return absl::FailedPreconditionError(ToStatus(error, "looking for devices").message());
+  if (ordinal < 0 || ordinal >= count)
+    return absl::NotFoundError(absl::StrCat("ordinal is ", ordinal, "; allowed: 0..", count - 1));
+  return absl::OkStatus();
+}
+
 class CudaRuntime;
 
 // A range of device addresses; memory is mapped from its start on.
@@ -66,12 +76,18 @@ class DeviceMemory : public Memory {
 
 class PinnedMemory : public Memory {
  public:
-  PinnedMemory(void* base, int64_t capacity) {
+  PinnedMemory(Runtime* runtime, void* base, int64_t capacity) : runtime_(runtime) {
     base_ = static_cast<std::byte*>(base);
     capacity_ = capacity;
   }
-  ~PinnedMemory() override { (void)cudaFreeHost(base_); }
+  // Freeing waits for the device, without a limit; when that never gets on, it is freed with the process.
+  ~PinnedMemory() override {
+    if (!absl::IsDeadlineExceeded(runtime_->Synchronize())) (void)cudaFreeHost(base_);
+  }
   absl::Status Commit(int64_t) override { return absl::OkStatus(); }
+
+ private:
+  Runtime* const runtime_;
 };
 
 class CudaRuntime : public Runtime {
@@ -82,6 +98,7 @@ class CudaRuntime : public Runtime {
   }
 
   absl::Status Start() {
+    if (absl::Status present = LookFor(ordinal_); !present.ok()) return present;
     if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     cudaDeviceProp properties;
     LRMOE_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, ordinal_));
@@ -146,7 +163,7 @@ class CudaRuntime : public Runtime {
     if (absl::Status current = MakeCurrent(); !current.ok()) return current;
     void* base = nullptr;
     LRMOE_CUDA_RETURN_IF_ERROR(cudaHostAlloc(&base, bytes, cudaHostAllocPortable));
-    return std::make_unique<PinnedMemory>(base, bytes);
+    return std::make_unique<PinnedMemory>(this, base, bytes);
   }
 
   absl::Status Copy(void* dst, const void* src, int64_t bytes, Direction direction) override {
@@ -188,7 +205,9 @@ class CudaRuntime : public Runtime {
 };
 
 DeviceMemory::~DeviceMemory() {
-  (void)runtime_->Synchronize();  // unmapping does not wait for kernels
+  runtime_->Forget(this);
+  // Unmapping does not wait for kernels. When these never get on, it is unmapped with the process.
+  if (absl::IsDeadlineExceeded(runtime_->Synchronize())) return;
   const Driver& driver = runtime_->driver();
   const auto base = reinterpret_cast<CUdeviceptr>(base_);
   int64_t at = 0;
@@ -198,7 +217,6 @@ DeviceMemory::~DeviceMemory() {
     at += bytes;
   }
   (void)driver.free(base, capacity_);
-  runtime_->Forget(this);
 }
 
 absl::Status DeviceMemory::Commit(int64_t end) {
