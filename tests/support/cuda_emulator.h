@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <utility>
-#include <vector>
+
+#include "tests/support/stream_queue.h"
 
 #define __global__
 #define __device__
@@ -46,18 +46,6 @@ int Lane();
 
 // Runs `thread` once per thread of the grid. Aborts with a message on misuse of barriers or warp operations.
 void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::function<void()>& thread);
-
-// Work in the order it was given, done when the stream is drained and not before, as late as CUDA allows.
-class StreamQueue {
- public:
-  void Add(std::function<void()> work) { work_.push_back(std::move(work)); }
-  void Drain() {
-    for (std::function<void()>& work : std::exchange(work_, {})) work();
-  }
-
- private:
-  std::vector<std::function<void()>> work_;
-};
 
 // A kernel launch on a stream, a StreamQueue*; null: runs at once.
 void Launch(void* stream, unsigned blocks, unsigned threads, size_t shared_bytes,
