@@ -16,6 +16,14 @@
 #include <sanitizer/common_interface_defs.h>
 #define LRMOE_FIBER_SANITIZER 1
 #endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+// Left for the scheduler in the middle, at the end of a block for good: the thread sanitizer must not count
+// on its return.
+#define LRMOE_NEVER_RETURNS __attribute__((no_sanitize_thread))
+#else
+#define LRMOE_NEVER_RETURNS
+#endif
 
 // Where no sanitizer follows the stacks, fibers are kept from block to block and switched to without system
 // calls.
@@ -39,6 +47,7 @@ struct Fiber {
   enum class State : uint8_t { kReady, kBarrier, kWarp, kDone } state = State::kReady;
   uint64_t warp_generation = 0;  // waits for its warp to pass this one
   void* fake_stack = nullptr;    // the address sanitizer's
+  void* followed = nullptr;      // the thread sanitizer's
 };
 
 struct Warp {
@@ -62,6 +71,7 @@ struct Block {
   ucontext_t scheduler;
   jmp_buf scheduler_jump;
   void* scheduler_fake_stack = nullptr;
+  void* scheduler_followed = nullptr;
   const void* scheduler_stack = nullptr;
   size_t scheduler_stack_bytes = 0;
 };
@@ -75,6 +85,21 @@ unsigned char* Stack(unsigned index) {
   return stacks[index].get();
 }
 
+#if defined(__SANITIZE_THREAD__)
+// As the thread sanitizer sees a fiber: kept like its stack.
+void* Followed(unsigned index) {
+  struct Fibers {
+    std::vector<void*> all;
+    ~Fibers() {
+      for (void* fiber : all) __tsan_destroy_fiber(fiber);
+    }
+  };
+  thread_local Fibers fibers;
+  while (fibers.all.size() <= index) fibers.all.push_back(__tsan_create_fiber(0));
+  return fibers.all[index];
+}
+#endif
+
 [[noreturn]] void Misuse(const char* what) {
   std::fprintf(stderr, "cuda emulator: %s\n", what);
   std::abort();
@@ -86,10 +111,13 @@ Fiber& Current() {
 }
 
 // From a fiber to the scheduler, until the scheduler resumes it.
-void SwitchToScheduler(Fiber& fiber) {
+LRMOE_NEVER_RETURNS void SwitchToScheduler(Fiber& fiber) {
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_start_switch_fiber(fiber.state == Fiber::State::kDone ? nullptr : &fiber.fake_stack,
                                  g_block->scheduler_stack, g_block->scheduler_stack_bytes);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(g_block->scheduler_followed, 0);
 #endif
 #if LRMOE_FIBER_JUMPS
   if (_setjmp(fiber.jump) == 0) _longjmp(g_block->scheduler_jump, 1);
@@ -102,7 +130,7 @@ void SwitchToScheduler(Fiber& fiber) {
 #endif
 }
 
-void FiberMain() {
+LRMOE_NEVER_RETURNS void FiberMain() {
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_finish_switch_fiber(nullptr, &g_block->scheduler_stack, &g_block->scheduler_stack_bytes);
 #endif
@@ -120,6 +148,10 @@ void Resume(Block& block, size_t index) {
   Fiber& fiber = block.fibers[index];
 #if LRMOE_FIBER_SANITIZER
   __sanitizer_start_switch_fiber(&block.scheduler_fake_stack, fiber.stack, kStackBytes);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  block.scheduler_followed = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.followed, 0);
 #endif
 #if LRMOE_FIBER_JUMPS
   if (_setjmp(block.scheduler_jump) == 0) {
@@ -259,7 +291,12 @@ void Run(unsigned blocks, unsigned threads, size_t shared_bytes, const std::func
   Block block;
   block.thread = &thread;
   block.fibers.resize(threads);
-  for (unsigned i = 0; i < threads; ++i) block.fibers[i].stack = Stack(i);
+  for (unsigned i = 0; i < threads; ++i) {
+    block.fibers[i].stack = Stack(i);
+#if defined(__SANITIZE_THREAD__)
+    block.fibers[i].followed = Followed(i);
+#endif
+  }
   g_block = &block;
   std::vector<size_t> order;
   Shuffle(blocks, order);
