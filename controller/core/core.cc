@@ -64,6 +64,26 @@ Core::Core(const CoreOptions& options, Epoch first_epoch) : options_(options), n
   policies_.push_back({options.policy, 0});
 }
 
+void Core::Restore(const EpochRecord& last, Epoch next_epoch, int64_t current_step) {
+  LRMOE_CHECK(sessions_.empty() && epoch_ == Epoch{0} && next_epoch > last.epoch);
+  next_epoch_ = next_epoch;
+  epoch_ = last.epoch;
+  if (last.epoch == Epoch{0}) return;
+  const bool cut_short = last.state == EpochState::kRunning;
+  state_ = cut_short ? EpochState::kWaiting : last.state;
+  reason_ =
+      cut_short ? "the controller was restarted; the epoch goes on when its ranks are back" : last.reason;
+  model_ = last.model;
+  for (const Hello& hello : last.hellos)
+    members_.push_back(Member{.hello = hello, .current_step = current_step});
+}
+
+EpochRecord Core::epoch_record() const {
+  EpochRecord record{.epoch = epoch_, .state = state_, .reason = reason_, .model = model_};
+  for (const Member& member : members_) record.hellos.push_back(member.hello);
+  return record;
+}
+
 std::vector<Action> Core::Step(const Event& event, int64_t now_us) {
   LRMOE_CHECK_GE(now_us, now_us_);
   now_us_ = now_us;

@@ -31,7 +31,7 @@ absl::string_view Name(MemberState state);  // "absent", "connected", "disconnec
 // What is known of one rank of the current epoch.
 struct Member {
   MemberState state = MemberState::kAbsent;
-  Hello hello;                       // valid unless absent
+  Hello hello;                       // valid unless absent; of a restored epoch's ranks always
   std::optional<SessionId> session;  // while connected
   bool sent_counts = false;          // so it has had its Welcome
   std::optional<ModelSpec> model;
@@ -42,11 +42,26 @@ struct Member {
   int64_t peak_bytes = 0;  // largest reported
 };
 
+// What outlives the controller of an epoch: enough to show it, to plan for its cluster and to number the
+// next.
+struct EpochRecord {
+  Epoch epoch{0};  // 0: none has begun
+  EpochState state = EpochState::kWaiting;
+  std::string reason;         // why it ended or was aborted
+  std::vector<Hello> hellos;  // [G]
+  std::optional<ModelSpec> model;
+  bool operator==(const EpochRecord&) const = default;
+};
+
 // One thread calls everything here.
 class Core {
  public:
   // `options` are valid. `first_epoch` numbers the first epoch, from 1.
   explicit Core(const CoreOptions& options, Epoch first_epoch = Epoch{1});
+
+  // Once, before the first step: what an earlier controller left. Its epoch is shown as the last one until a
+  // job comes; ranks that outlived it resume it. `next_epoch` is above every number that was used.
+  void Restore(const EpochRecord& last, Epoch next_epoch, int64_t current_step);
 
   // Time is of any monotonic clock, in microseconds, and never goes back.
   std::vector<Action> Step(const Event& event, int64_t now_us);
@@ -65,6 +80,8 @@ class Core {
   std::vector<int32_t> MissingRanks(int64_t now_us);
   // In force from the newest announced change on.
   const Policy& newest_policy() const { return policies_.back().policy; }
+  // Of the current epoch, once it has begun.
+  EpochRecord epoch_record() const;
 
  private:
   struct Session {

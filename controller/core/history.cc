@@ -8,6 +8,11 @@
 #include "controller/core/plan_content.h"
 
 namespace lrmoe::core {
+namespace {
+
+constexpr int64_t kReportBytes = sizeof(InvocationReport) + 48;  // with what the map adds
+
+}  // namespace
 
 History::History(int32_t max_plans, int64_t max_bytes) : max_plans_(max_plans), max_bytes_(max_bytes) {
   LRMOE_CHECK_GE(max_plans, 1);
@@ -15,31 +20,53 @@ History::History(int32_t max_plans, int64_t max_bytes) : max_plans_(max_plans), 
 
 const PlanRecord& History::Add(PlanRecord record) {
   LRMOE_CHECK(record.plan != nullptr);
-  record.number = next_number_++;
+  record.number = next_number_;
   if (record.error.empty()) ++num_made_;
   if (!record.plan->plan.feasible) ++num_infeasible_;
-  newest_[record.plan->plan.invocation] = record.number;
-  const int64_t bytes =
-      ApproximateBytes(record.plan->plan) + static_cast<int64_t>(sizeof(Entry) + record.error.size());
-  bytes_ += bytes;
-  records_.push_back({std::move(record), bytes});
-  Trim();
+  Keep(std::move(record));
   return records_.back().record;
 }
 
-bool History::AddReport(int32_t rank_idx, const InvocationReport& report) {
+void History::Restore(PlanRecord record) {
+  LRMOE_CHECK(record.plan != nullptr);
+  LRMOE_CHECK_GE(record.number, next_number_);
+  Keep(std::move(record));
+}
+
+void History::RestoreTally(int64_t made, int64_t infeasible) {
+  num_made_ = made;
+  num_infeasible_ = infeasible;
+}
+
+void History::Keep(PlanRecord record) {
+  next_number_ = record.number + 1;
+  newest_[record.plan->plan.invocation] = record.number;
+  const int64_t bytes = ApproximateBytes(record.plan->plan) +
+                        static_cast<int64_t>(sizeof(Entry) + record.error.size()) +
+                        static_cast<int64_t>(record.reports.size()) * kReportBytes;
+  bytes_ += bytes;
+  records_.push_back({std::move(record), bytes});
+  Trim();
+}
+
+const PlanRecord* History::AddReport(int32_t rank_idx, const InvocationReport& report) {
   const auto found = newest_.find(report.invocation);
-  if (found == newest_.end()) return false;
-  Entry* entry = At(found->second);
-  if (entry == nullptr || !entry->record.error.empty()) return false;
+  if (found == newest_.end()) return nullptr;
+  const uint64_t number = found->second;
+  Entry* entry = At(number);
+  if (entry == nullptr || !entry->record.error.empty()) return nullptr;
   const auto [at, inserted] = entry->record.reports.insert_or_assign(rank_idx, report);
   if (inserted) {
-    constexpr int64_t kNode = sizeof(InvocationReport) + 48;  // with what the map adds
-    entry->bytes += kNode;
-    bytes_ += kNode;
+    entry->bytes += kReportBytes;
+    bytes_ += kReportBytes;
     Trim();
+    entry = At(number);  // it may have been the oldest
   }
-  return true;
+  return entry == nullptr ? nullptr : &entry->record;
+}
+
+uint64_t History::oldest_number() const {
+  return records_.empty() ? next_number_ : records_.front().record.number;
 }
 
 void History::Trim() {
@@ -57,8 +84,10 @@ History::Entry* History::At(uint64_t number) {
 }
 
 const History::Entry* History::At(uint64_t number) const {
-  if (records_.empty() || number < records_.front().record.number) return nullptr;
-  return &records_[number - records_.front().record.number];
+  const auto found =
+      std::lower_bound(records_.begin(), records_.end(), number,
+                       [](const Entry& entry, uint64_t wanted) { return entry.record.number < wanted; });
+  return found == records_.end() || found->record.number != number ? nullptr : &*found;
 }
 
 const PlanRecord* History::Find(const Invocation& invocation) const {

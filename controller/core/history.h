@@ -37,8 +37,13 @@ class History {
 
   // `number` is given by the history.
   const PlanRecord& Add(PlanRecord record);
-  // To the newest record of its invocation; a rank's second report replaces its first. False: no such record.
-  bool AddReport(int32_t rank_idx, const InvocationReport& report);
+  // A record of an earlier run with its number, which is above those before it; there may be gaps. Numbers go
+  // on after it. It does not count in the tally.
+  void Restore(PlanRecord record);
+  void RestoreTally(int64_t made, int64_t infeasible);
+  // To the newest record of its invocation, which it returns; a rank's second report replaces its first.
+  // Null: no such record.
+  const PlanRecord* AddReport(int32_t rank_idx, const InvocationReport& report);
 
   // Null when not kept. The newest of this invocation; of any plan of the layer.
   const PlanRecord* Find(const Invocation& invocation) const;
@@ -59,22 +64,24 @@ class History {
   std::map<int32_t, LayerSummary> Layers() const;
   // Of the plans kept: what q (0..1) of them took at most. 0 when there are none.
   double PlanMicroseconds(double q) const;
-  int64_t num_made() const { return num_made_; }              // plans, since the start
+  int64_t num_made() const { return num_made_; }              // plans, ever
   int64_t num_infeasible() const { return num_infeasible_; }  // failures, and plans that fit nowhere
   size_t num_kept() const { return records_.size(); }
+  uint64_t oldest_number() const;  // of those kept; of the next one when there are none
 
  private:
   struct Entry {
     PlanRecord record;
     int64_t bytes = 0;
   };
+  void Keep(PlanRecord record);
   Entry* At(uint64_t number);
   const Entry* At(uint64_t number) const;
   void Trim();
 
   const size_t max_plans_;
   const int64_t max_bytes_;
-  std::deque<Entry> records_;  // consecutive numbers
+  std::deque<Entry> records_;  // by number
   std::map<Invocation, uint64_t> newest_;
   uint64_t next_number_ = 1;
   int64_t bytes_ = 0;

@@ -82,5 +82,42 @@ TEST_CASE("history: an invocation planned again is found as the newest") {
   CHECK(history.Find({1, 0, 0})->plan->plan.retention_rate == 0.7);
 }
 
+TEST_CASE("history: goes on where an earlier run ended, gaps and all") {
+  History history(3, 1 << 20);
+  for (uint64_t number : {2, 5, 6, 9}) {
+    PlanRecord record = number == 6 ? Failed(6, 0) : Made(static_cast<int64_t>(number), 0);
+    record.number = number;
+    history.Restore(std::move(record));
+  }
+  history.RestoreTally(8, 1);
+  CHECK(history.num_kept() == 3);
+  CHECK(history.oldest_number() == 5);
+  CHECK(history.num_made() == 8);
+  CHECK(history.num_infeasible() == 1);
+  CHECK(history.Find({2, 0, 0}) == nullptr);
+  CHECK(history.Find({5, 0, 0})->number == 5);
+  CHECK(history.Find({9, 0, 0})->number == 9);
+  CHECK(history.FindLatest(0)->number == 9);
+  CHECK(history.Add(Made(10, 0)).number == 10);
+  CHECK(history.oldest_number() == 6);
+  CHECK(history.num_made() == 9);
+  InvocationReport report;
+  report.invocation = {9, 0, 0};
+  CHECK(history.AddReport(1, report)->number == 9);
+  CHECK(History(3, 1 << 20).oldest_number() == 1);
+}
+
+TEST_CASE("history: a report that makes its own record go leaves nothing to point at") {
+  History history(1000, 10'000);
+  history.Add(Made(1, 0));
+  history.Add(Made(2, 0));
+  InvocationReport report;
+  report.invocation = {1, 0, 0};
+  const PlanRecord* kept = nullptr;
+  for (int32_t rank = 0; (kept = history.AddReport(rank, report)) != nullptr; ++rank) REQUIRE(rank < 1000);
+  CHECK(history.num_kept() == 1);
+  CHECK(history.Find({2, 0, 0}) != nullptr);
+}
+
 }  // namespace
 }  // namespace lrmoe::core
