@@ -10,7 +10,7 @@ set -euo pipefail
 declare -A groups=(
   [build]="build-essential cmake ninja-build pkg-config libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev
     protobuf-compiler libabsl-dev libspdlog-dev libcli11-dev nlohmann-json3-dev catch2 libopenmpi-dev openmpi-bin
-    libdnnl-dev libcairo2-dev"
+    libdnnl-dev libcairo2-dev libsqlite3-dev"
   # Debian's PyTorch multiplies with whatever libblas is installed: OpenBLAS is ten times the reference BLAS.
   [python]="python3-torch python3-grpcio python3-protobuf python3-numpy python3-matplotlib libopenblas0-pthread"
   [tests]="clang-format"
