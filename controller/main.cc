@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/deadline.h"
 #include "common/freed_memory.h"
 #include "common/logging.h"
 #include "common/version.h"
@@ -17,6 +18,7 @@
 #include "controller/rpc/listener.h"
 #include "controller/server.h"
 #include "controller/settings.h"
+#include "controller/store/store.h"
 
 namespace lrmoe {
 namespace {
@@ -37,8 +39,21 @@ int Fail(const absl::Status& status) {
   return kExitFailed;
 }
 
-int Run(const ControllerSettings& settings, const sigset_t& signals) {
-  Server server(settings.server, planner::Plan);
+// How long the end may take to write what waits for the disk.
+constexpr auto kCloseLimit = std::chrono::seconds(10);
+
+int Run(ControllerSettings settings, const sigset_t& signals) {
+  std::unique_ptr<store::Store> store;
+  if (!settings.state_dir.empty()) {
+    auto opened = store::Store::Open({.directory = settings.state_dir}, &settings.server.core.policy);
+    if (!opened.ok()) return Fail(opened.status());
+    store = *std::move(opened);
+  }
+  Server server(settings.server, planner::Plan, store.get());
+  if (store != nullptr) {
+    const absl::Status restored = server.Restore();
+    if (!restored.ok()) return Fail(restored);
+  }
   absl::StatusOr<std::unique_ptr<rpc::Listener>> listener = rpc::Listener::Start(settings.listener, &server);
   if (!listener.ok()) return Fail(listener.status());
   std::printf("lrmoe-controller %s listening on %s\n", std::string(Version()).c_str(),
@@ -53,7 +68,11 @@ int Run(const ControllerSettings& settings, const sigset_t& signals) {
   LogInfo("stopping: ", signal == SIGTERM ? "SIGTERM" : "SIGINT");
   (*listener)->Stop(absl::StrCat("controller stopping (", signal == SIGTERM ? "SIGTERM" : "SIGINT", ")"));
   if (!settings.port_file.empty()) unlink(settings.port_file.c_str());
-  return kExitDone;
+  if (store == nullptr) return kExitDone;
+  const absl::Status closed = store->Close(After(kCloseLimit));
+  if (closed.ok()) return kExitDone;
+  LogError(std::string(closed.message()));
+  std::_Exit(kExitFailed);  // its thread cannot be waited for
 }
 
 }  // namespace

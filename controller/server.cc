@@ -68,9 +68,10 @@ absl::Status Validate(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-Server::Server(const ServerOptions& options, PlanFunction plan)
+Server::Server(const ServerOptions& options, PlanFunction plan, store::Store* store)
     : options_(options),
       plan_(std::move(plan)),
+      store_(store),
       core_(options.core),
       history_(options.core.max_plans_kept, options.core.max_plan_bytes_kept),
       place_(options.max_loop_plan_us) {
@@ -79,6 +80,17 @@ Server::Server(const ServerOptions& options, PlanFunction plan)
 
 Server::~Server() {
   Stop("controller stopping");
+}
+
+absl::Status Server::Restore() {
+  LRMOE_CHECK(store_ != nullptr && sink_ == nullptr);
+  LRMOE_ASSIGN_OR_RETURN(const store::Store::Restored restored, store_->Load(&history_));
+  bool more = false;
+  const auto newest = history_.List({.limit = 1}, &more);
+  const bool of_epoch = !newest.empty() && newest.front()->epoch == restored.epoch.epoch;
+  core_.Restore(restored.epoch, restored.next_epoch,
+                of_epoch ? newest.front()->plan->plan.invocation.step : 0);
+  return absl::OkStatus();
 }
 
 void Server::Start(SessionSink* sink) {
@@ -216,7 +228,7 @@ void Server::Do(Work work) {
     core_stopped_ = std::holds_alternative<core::Stop>(*event);
   } else if (Question* question = std::get_if<Question>(&work)) {
     const int64_t uptime_us = duration_cast<microseconds>(steady_clock::now() - started_).count();
-    question->ask({core_, history_, NowMicroseconds(), uptime_us});
+    question->ask({core_, history_, store_, NowMicroseconds(), uptime_us});
   } else if (PolicyRequest* request = std::get_if<PolicyRequest>(&work)) {
     policy_done_ = std::move(request->done);
     Step(request->event);
@@ -241,6 +253,7 @@ void Server::Step(const core::Event& event) {
     loop_jobs_.pop_front();
     for (core::Action& action : core_.Step(Make(job), NowMicroseconds())) Carry(action);
   }
+  if (store_ != nullptr) RecordEpoch();
 }
 
 void Server::Carry(core::Action& action) {
@@ -263,8 +276,9 @@ void Server::Carry(core::Action& action) {
                   .plan = std::move(plan),
                   .error = std::string(value.status.message())});
         } else if constexpr (std::is_same_v<T, core::RecordReport>) {
-          history_.AddReport(value.rank_idx, value.report);  // of a plan no longer kept: nothing to add it to
+          RecordReport(value);
         } else if constexpr (std::is_same_v<T, core::PolicyOutcome>) {
+          if (store_ != nullptr && value.change.ok()) store_->SetPolicy(value.change->policy);
           if (policy_done_) policy_done_(std::move(value.change));
         } else {
           static_assert(std::is_same_v<T, core::Log>);
@@ -277,7 +291,24 @@ void Server::Carry(core::Action& action) {
 void Server::Record(core::PlanRecord record) {
   record.planned_at_ms = UnixMilliseconds();
   const core::PlanRecord& kept = history_.Add(std::move(record));
+  if (store_ != nullptr) store_->AddPlan(kept, history_);
   for (const auto& watcher : watchers_) watcher->OnPlan(kept);
+}
+
+void Server::RecordReport(const core::RecordReport& report) {
+  const core::PlanRecord* kept = history_.AddReport(report.rank_idx, report.report);
+  // Null: its plan is no longer kept, so there is nothing to add it to.
+  if (store_ != nullptr && kept != nullptr)
+    store_->AddReport(*kept, report.rank_idx, report.report, history_);
+}
+
+// Once it has begun, and when it or its model became another. Until the next one begins, the last one stays.
+void Server::RecordEpoch() {
+  if (core_.state() == core::EpochState::kWaiting) return;
+  const auto now = std::tuple(core_.epoch(), core_.state(), core_.model().has_value());
+  if (now == epoch_recorded_) return;
+  epoch_recorded_ = now;
+  store_->SetEpoch(core_.epoch_record());
 }
 
 void Server::StartPlanning(core::StartPlan job) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "controller/core/core.h"
 #include "controller/core/history.h"
 #include "controller/plan_place.h"
+#include "controller/store/store.h"
 
 namespace lrmoe {
 
@@ -64,16 +66,20 @@ class Server {
   struct View {
     core::Core& core;
     const core::History& history;
-    int64_t now_us;     // of the loop's clock
-    int64_t uptime_us;  // since Start
+    const store::Store* store;  // null: nothing is kept on disk
+    int64_t now_us;             // of the loop's clock
+    int64_t uptime_us;          // since Start
   };
 
-  // `options` are valid; `plan` is thread-safe.
-  Server(const ServerOptions& options, PlanFunction plan);
+  // `options` are valid; `plan` is thread-safe. `store`, if any, outlives the server.
+  Server(const ServerOptions& options, PlanFunction plan, store::Store* store = nullptr);
   ~Server();  // stops
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
+  // Once, before Start, when there is a store: what it has from earlier controllers. Errors as of
+  // Store::Load.
+  absl::Status Restore();
   // Once, before anything is posted. `sink` outlives the server.
   void Start(SessionSink* sink);
   // Tells and closes every session and watcher, then ends the threads. Posts after it are dropped, questions
@@ -119,6 +125,8 @@ class Server {
   void Step(const core::Event& event);
   void Carry(core::Action& action);
   void Record(core::PlanRecord record);
+  void RecordReport(const core::RecordReport& report);
+  void RecordEpoch();
   void StartPlanning(core::StartPlan job);
   core::PlanFinished Make(const core::StartPlan& job);
   void RunPlanner();
@@ -127,6 +135,7 @@ class Server {
 
   const ServerOptions options_;
   const PlanFunction plan_;
+  store::Store* const store_;
   SessionSink* sink_ = nullptr;
   std::atomic<uint64_t> next_session_{1};
   std::chrono::steady_clock::time_point started_;
@@ -138,6 +147,8 @@ class Server {
   PolicyDone policy_done_;                 // of the SetPolicy in hand
   std::deque<core::StartPlan> loop_jobs_;  // of the Step in hand, to be planned here
   bool core_stopped_ = false;
+  // What the store has of the epoch: number, state, whether there is a model.
+  std::tuple<Epoch, core::EpochState, bool> epoch_recorded_{};
 
   std::mutex queue_mutex_;
   std::condition_variable queue_ready_;

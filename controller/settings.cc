@@ -112,18 +112,15 @@ void AddControllerSettings(ControllerSettings* settings, Settings* parser) {
   parser->AddInt("ranks", &settings->server.core.ranks, {0, 1024},
                  "World size a job must have; 0: what its first worker says.");
   parser->AddString("port_file", &settings->port_file, "Write the address here once listening.");
-  parser->AddString("state_dir", &settings->state_dir,
-                    "Plan history on disk: not in this version, must stay empty.");
+  parser->AddString(
+      "state_dir", &settings->state_dir,
+      "Keep plan history and policy in this directory, made if missing; empty: in memory only.");
   AddPolicy(&settings->server.core.policy, parser);
   AddLimits(settings, parser);
   parser->AddChoice("log_level", &settings->log_level, LogLevelNames(), "What to log.");
 }
 
 absl::Status Validate(const ControllerSettings& settings) {
-  if (!settings.state_dir.empty())
-    return absl::UnimplementedError(
-        absl::StrCat("state_dir is \"", settings.state_dir,
-                     "\"; allowed: empty (this version keeps plans in memory only)"));
   LRMOE_RETURN_IF_ERROR(Validate(settings.server));
   return rpc::Validate(settings.listener);
 }

@@ -19,7 +19,7 @@ struct ControllerSettings {
 
 // `settings` outlives `parser`.
 void AddControllerSettings(ControllerSettings* settings, Settings* parser);
-// What no single setting can tell: InvalidArgument or Unimplemented, naming the setting.
+// What no single setting can tell: InvalidArgument naming the setting.
 absl::Status Validate(const ControllerSettings& settings);
 
 }  // namespace lrmoe

@@ -45,6 +45,12 @@ void FillStatus(const Server::View& view, v1::ControllerStatus* out) {
   out->set_plan_us_p50(view.history.PlanMicroseconds(0.5));
   out->set_plan_us_p99(view.history.PlanMicroseconds(0.99));
   for (int32_t rank : core.MissingRanks(view.now_us)) out->add_missing_ranks(rank);
+  if (view.store == nullptr) return;
+  const store::StoreState state = view.store->state();
+  out->mutable_state_dir()->set_path(state.directory);
+  out->mutable_state_dir()->set_waiting(state.waiting);
+  out->mutable_state_dir()->set_lost(state.lost);
+  out->mutable_state_dir()->set_error(state.error);
 }
 
 void FillWorkers(const Server::View& view, v1::ListWorkersResponse* out) {

@@ -66,6 +66,20 @@ std::string ModelText(const v1::ModelSpec& model) {
                       TypeName(model.dtype()));
 }
 
+Json StateJson(const v1::StateDirectory& state) {
+  return {
+      {"path", state.path()}, {"waiting", state.waiting()}, {"lost", state.lost()}, {"error", state.error()}};
+}
+
+std::string StateText(const v1::StateDirectory& state) {
+  std::string text = state.path();
+  if (state.waiting() > 0)
+    absl::StrAppend(&text, ", ", HumanCount(state.waiting()), " records to be written");
+  if (state.lost() > 0) absl::StrAppend(&text, ", ", HumanCount(state.lost()), " records lost");
+  if (!state.error().empty()) absl::StrAppend(&text, "; cannot be written: ", state.error());
+  return text;
+}
+
 Json StatusJson(const v1::ControllerStatus& status, absl::string_view address) {
   return {
       {"controller", std::string(address)},
@@ -81,7 +95,8 @@ Json StatusJson(const v1::ControllerStatus& status, absl::string_view address) {
       {"current_step", status.current_step()},
       {"plans_made", status.plans_made()},
       {"plans_infeasible", status.plans_infeasible()},
-      {"plan_us", {{"p50", status.plan_us_p50()}, {"p99", status.plan_us_p99()}}}};
+      {"plan_us", {{"p50", status.plan_us_p50()}, {"p99", status.plan_us_p99()}}},
+      {"state_dir", status.has_state_dir() ? StateJson(status.state_dir()) : Json(nullptr)}};
 }
 
 // A policy value with its JSON type: number, list of numbers, else text ("inf" too, which JSON has no number
@@ -132,6 +147,7 @@ std::string RenderStatus(const v1::ControllerStatus& status, absl::string_view a
   if (status.plans_made() > 0)
     lines.push_back({"planning time", absl::StrCat("p50 ", HumanMicros(status.plan_us_p50()), ", p99 ",
                                                    HumanMicros(status.plan_us_p99()))});
+  if (status.has_state_dir()) lines.push_back({"state", StateText(status.state_dir())});
   return NameValueLines(lines);
 }
 

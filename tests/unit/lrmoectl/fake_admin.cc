@@ -136,6 +136,10 @@ grpc::Status FakeAdmin::GetStatus(Context* context, const v1::GetStatusRequest*,
   status->set_plans_infeasible(1);
   status->set_plan_us_p50(340);
   status->set_plan_us_p99(1250);
+  status->mutable_state_dir()->set_path("/var/lib/lrmoe");
+  status->mutable_state_dir()->set_waiting(12);
+  status->mutable_state_dir()->set_lost(3400);
+  status->mutable_state_dir()->set_error("database or disk is full");
   return grpc::Status::OK;
 }
 
