@@ -94,7 +94,7 @@ bool Exists(const std::string& path) {
 absl::Status SyncDirectory(const std::string& directory) {
   const int opened = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (opened < 0 || fsync(opened) != 0) {
-    const absl::Status status = SystemError("sync of the directory");
+    absl::Status status = SystemError("sync of the directory");
     if (opened >= 0) close(opened);
     return status;
   }
@@ -152,8 +152,9 @@ absl::Status PlanDatabase::Check() {
 absl::Status PlanDatabase::PrepareAll() {
   const auto prepare = [this](std::optional<Statement>& statement, absl::string_view sql) {
     absl::StatusOr<Statement> prepared = database_.Prepare(sql);
-    if (prepared.ok()) statement.emplace(*std::move(prepared));
-    return prepared.status();
+    if (!prepared.ok()) return prepared.status();
+    statement.emplace(*std::move(prepared));
+    return absl::OkStatus();
   };
   LRMOE_RETURN_IF_ERROR(
       prepare(add_plan_, "INSERT OR REPLACE INTO plans VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"));

@@ -67,7 +67,7 @@ class NcclLink : public DeviceLink {
     if (comm_ != nullptr) (void)ncclCommAbort(comm_);
     for (const Started& one : started_)
       if (one.end != nullptr) (void)cudaEventDestroy(one.end);
-    for (const cudaStream_t stream : {stream_, staging_})
+    for (cudaStream_t stream : {stream_, staging_})
       if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
 
