@@ -1,9 +1,12 @@
 #include "worker/rpc/request_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -47,6 +50,14 @@ v1::DataType WireType(DataType type) {
 }
 
 // Of the sizes a tensor must have.
+// The first sizes of it, as a request can have as many as a message holds.
+std::string GivenText(std::span<const int64_t> shape) {
+  constexpr size_t kMost = 8;
+  const std::string first = absl::StrJoin(shape.first(std::min(shape.size(), kMost)), ", ");
+  return shape.size() <= kMost ? absl::StrCat("[", first, "]")
+                               : absl::StrCat("[", first, ", ...] of ", shape.size(), " sizes");
+}
+
 std::string AllowedText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[",
                       absl::StrJoin(shape, ", ",
@@ -84,7 +95,7 @@ class Tensors {
     }
     if (!matches) {
       return absl::InvalidArgumentError(
-          absl::StrCat(field, ".shape: [", absl::StrJoin(given, ", "), "], allowed is ", AllowedText(shape)));
+          absl::StrCat(field, ".shape: ", GivenText(given), ", allowed is ", AllowedText(shape)));
     }
     __int128 bytes = SizeOf(type);
     for (int64_t size : given) {
@@ -92,7 +103,7 @@ class Tensors {
       bytes *= size;
       if (bytes > std::numeric_limits<int64_t>::max()) {
         return absl::InvalidArgumentError(
-            absl::StrCat(field, ".shape: [", absl::StrJoin(given, ", "), "] is over 2^63 bytes"));
+            absl::StrCat(field, ".shape: ", GivenText(given), " is over 2^63 bytes"));
       }
     }
     return Place(field, tensor, static_cast<int64_t>(bytes), access);

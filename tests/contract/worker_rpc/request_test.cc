@@ -53,6 +53,10 @@ TEST_CASE("bad forward requests are refused on all ranks", "[worker_rpc]") {
            [](R& r) { r.mutable_expert_idx()->set_dtype(static_cast<v1::DataType>(77)); }},
           {"x.shape: [5, 17], allowed is [any, 16]", [](R& r) { r.mutable_x()->set_shape(1, 17); }},
           {"x.shape: [-1, 16], allowed is [any, 16]", [](R& r) { r.mutable_x()->set_shape(0, -1); }},
+          {"x.shape: [5, 16, 0, 0, 0, 0, 0, 0, ...] of 1002 sizes, allowed is [any, 16]",
+           [](R& r) {
+             for (int i = 0; i < 1000; ++i) r.mutable_x()->add_shape(0);
+           }},
           {"x.shape: [-5, 16]", [](R& r) { r.mutable_x()->set_shape(0, -5); }},
           {"y.shape: [4, 16], allowed is [5, 16]", [](R& r) { r.mutable_y()->set_shape(0, 4); }},
           {"alpha.shape: [5, 3], allowed is [5, 2]", [](R& r) { r.mutable_alpha()->set_shape(1, 3); }},
