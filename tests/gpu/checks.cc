@@ -133,7 +133,9 @@ bool RunChecks(CheckSize size, JsonMembers* json) {
        "engine: ", &all);
   if (size == CheckSize::kLarge) {
     Take({CheckIpc()}, "", &all);
-    Take({testing::CheckCriteria(engine), testing::CheckSteps(engine)}, "engine: ", &all);
+    Take({testing::CheckCriteria(engine), testing::CheckRandomLayers(engine, 25, 1),
+          testing::CheckSteps(engine)},
+         "engine: ", &all);
     LoopbackRanks loopback;
     Take({Conformance("conformance over loopback", loopback)}, "", &all);
     NcclRanks nccl(static_cast<int32_t>(kernels::cuda::TakeInventory().devices.size()));

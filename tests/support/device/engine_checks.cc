@@ -64,9 +64,14 @@ class Comparison {
       Near("dW2", got.dw2[e], want.dw2[e], type);
     }
   }
+  // The first counts.
   void Fail(const std::string& why) {
     if (result_.failure.empty()) result_.failure = why;
   }
+  void Where(const std::string& where) {
+    if (!result_.failure.empty()) absl::StrAppend(&result_.failure, where);
+  }
+  bool failed() const { return !result_.failure.empty(); }
   const CheckResult& result() const { return result_; }
 
  private:
@@ -124,6 +129,39 @@ CheckResult CheckCriteria(const EngineDevice& on) {
       comparison.Ok(RunLayer(problem, OnDevice(on, {{}, plans, {}}), got));
       comparison.Same(got, want, DataType::kFp32);
     }
+  return comparison.result();
+}
+
+CheckResult CheckRandomLayers(const EngineDevice& on, int num_layers, uint64_t seed) {
+  Comparison comparison("random layers");
+  for (int i = 0; i < num_layers; ++i, ++seed) {
+    Random random(seed);
+    LayerShape shape =
+        Shape(on, random.Below(2) == 0 ? DataType::kFp32 : DataType::kBf16, random.Below(4) > 0);
+    shape.num_experts = static_cast<int32_t>(random.Between(1, 9));
+    shape.top_k = static_cast<int32_t>(random.Between(1, std::min(4, shape.num_experts)));
+    shape.hidden_size = static_cast<int32_t>(8 * random.Between(2, 6) * on.scale);
+    std::vector<int64_t> tokens(random.Between(1, 4));
+    for (int64_t& t : tokens) t = random.Below(4) == 0 ? 0 : random.Between(1, 24) * on.scale;
+    const Routing routing = random.Below(2) == 0 ? Routing::kSkewed : Routing::kOneExpert;
+    const MoeProblem problem = RandomProblem(shape, tokens, routing, seed);
+    ScriptedPlans plans{.seed = seed, .replica_probability = random.Uniform(), .retention = random.Uniform()};
+    plans.random_quotas = random.Below(2) == 0;
+    constexpr Selection kSelections[] = {Selection::kLrm, Selection::kLrmSampled, Selection::kRandom};
+    plans.selection = kSelections[random.Below(3)];
+    if (plans.selection != Selection::kLrmSampled && random.Below(3) == 0) plans.rescale = Rescale::kRows;
+    if (random.Below(2) == 0) plans.router_gradient = RouterGradient::kRetained;
+    RunSetup setup{{}, plans, {}};
+    setup.options.recompute_activation = random.Below(2) == 0;
+    setup.options.overlap = random.Below(2) == 0;
+    setup.options.least_piece_bytes = 1;
+    LayerOutput want, got;
+    comparison.Ok(RunLayer(problem, setup, want));
+    comparison.Ok(RunLayer(problem, OnDevice(on, setup), got));
+    comparison.Same(got, want, shape.dtype);
+    comparison.Where(absl::StrCat(" (seed ", seed, ")"));
+    if (comparison.failed()) break;
+  }
   return comparison.result();
 }
 

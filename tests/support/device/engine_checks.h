@@ -24,6 +24,8 @@ struct EngineDevice {
 std::vector<CheckResult> CheckLayers(const EngineDevice& on, const std::vector<int32_t>& rank_counts);
 // Plain experts and the criteria of the ablation.
 CheckResult CheckCriteria(const EngineDevice& on);
+// Layers of any shape, ranks without tokens, one hot expert, random quotas, all that a plan can say.
+CheckResult CheckRandomLayers(const EngineDevice& on, int num_layers, uint64_t seed);
 // Steps of several micro-batches with updates, gradient norms, replicas that are refreshed, and an
 // evaluation; optimizer state on the host and on the device.
 CheckResult CheckSteps(const EngineDevice& on);

@@ -20,6 +20,10 @@ TEST_CASE("plain experts and other criteria on the emulated device equal the CPU
   RequirePassed({CheckCriteria(Emulated())});
 }
 
+TEST_CASE("random layers on the emulated device equal the CPU's", "[cuda][engine]") {
+  RequirePassed({CheckRandomLayers(Emulated(), 25, 1)});
+}
+
 TEST_CASE("steps with updates on the emulated device equal the CPU's", "[cuda][engine]") {
   RequirePassed({CheckSteps(Emulated())});
 }
