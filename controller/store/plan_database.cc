@@ -1,6 +1,5 @@
 #include "controller/store/plan_database.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/directory.h"
 #include "common/status_macros.h"
 #include "controller/store/stored_form.h"
 
@@ -55,7 +55,7 @@ absl::Status Explain(const std::string& path, const absl::Status& status) {
   return absl::IsDataLoss(status) ? Damaged(path, status.message()) : Cannot(path, status);
 }
 
-absl::Status SystemError(absl::string_view what) {
+absl::Status CallFailed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
@@ -65,7 +65,7 @@ absl::Status CheckHeader(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::array<char, 100> header{};
   file.read(header.data(), header.size());
-  if (file.bad() || !file.is_open()) return Cannot(path, SystemError("open"));
+  if (file.bad() || !file.is_open()) return Cannot(path, CallFailed("open"));
   const auto number = [&](size_t at) {
     uint32_t value = 0;
     for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(header[at + i]);
@@ -91,17 +91,6 @@ bool Exists(const std::string& path) {
   return lstat(path.c_str(), &found) == 0;
 }
 
-absl::Status SyncDirectory(const std::string& directory) {
-  const int opened = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0 || fsync(opened) != 0) {
-    absl::Status status = SystemError("sync of the directory");
-    if (opened >= 0) close(opened);
-    return status;
-  }
-  close(opened);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 // Made under another name: a controller that dies meanwhile leaves nothing that looks like a database.
@@ -115,7 +104,7 @@ absl::Status PlanDatabase::Create(const std::string& directory) {
       database.Execute(absl::StrCat("BEGIN;", kSchemaText, "PRAGMA application_id = ", kApplication,
                                     ";PRAGMA user_version = ", kSchema, ";COMMIT;")));
   database.Close();
-  if (std::rename(partial.c_str(), path.c_str()) != 0) return SystemError("rename");
+  if (std::rename(partial.c_str(), path.c_str()) != 0) return CallFailed("rename");
   return SyncDirectory(directory);
 }
 

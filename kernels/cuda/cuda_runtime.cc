@@ -250,18 +250,12 @@ absl::Status DeviceMemory::Commit(int64_t end) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Runtime>> CreateCudaRuntime(int32_t ordinal) {
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int32_t ordinal, GemmPathRule rule) {
   auto runtime = std::make_unique<CudaRuntime>(ordinal);
   if (absl::Status status = runtime->Start(); !status.ok()) return status;
-  return runtime;
-}
-
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int32_t ordinal, GemmPathRule rule) {
-  absl::StatusOr<std::unique_ptr<Runtime>> runtime = CreateCudaRuntime(ordinal);
-  if (!runtime.ok()) return runtime.status();
   absl::StatusOr<std::unique_ptr<GemmBackend>> gemm = CreateCublasGemm(rule);
   if (!gemm.ok()) return gemm.status();
-  return MakeCudaDevice(*std::move(runtime), *std::move(gemm));
+  return MakeCudaDevice(std::move(runtime), *std::move(gemm));
 }
 
 absl::Status CopyBetweenPlaces(void* to, const void* from, int64_t bytes) {

@@ -21,12 +21,10 @@ Inventory TakeInventory();
 // A copy between host and device memory, either way, of any device this process uses; complete when it
 // returns.
 absl::Status CopyBetweenPlaces(void* to, const void* from, int64_t bytes);
-// The device with this ordinal among those CUDA shows. NotFound, FailedPrecondition, ResourceExhausted with
-// CUDA's name of the error.
-absl::StatusOr<std::unique_ptr<Runtime>> CreateCudaRuntime(int32_t ordinal);
 // For the device that is current in the calling thread.
 absl::StatusOr<std::unique_ptr<GemmBackend>> CreateCublasGemm(GemmPathRule rule);
-// The two together.
+// The device with this ordinal among those CUDA shows. NotFound, FailedPrecondition, ResourceExhausted with
+// CUDA's name of the error.
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int32_t ordinal,
                                                          GemmPathRule rule = GemmPathRule::kByTable);
 

@@ -10,7 +10,6 @@
 #include "tests/gpu/checks.h"
 #include "tools/bench/layer_problem.h"
 #include "tools/bench/layer_run.h"
-#include "worker/transport/inproc.h"
 
 namespace lrmoe::gpu {
 namespace {
@@ -146,11 +145,7 @@ bench::LayerRun PaperLayer() {
   run.steps = 10;
   for (const double retention : {1.0, 0.9, 0.8, 0.7}) run.arms.push_back({"lrmoe", retention});
   run.make_device = [] { return kernels::cuda::CreateCudaDevice(0); };
-  run.make_transports = [](int32_t num_ranks) {
-    return transport::CreateInprocGroup(num_ranks, [](std::byte* to, const std::byte* from, int64_t bytes) {
-      return kernels::cuda::CopyBetweenPlaces(to, from, bytes);
-    });
-  };
+  run.make_transports = Loopback;
   return run;
 }
 

@@ -19,15 +19,6 @@ using kernels::cuda::GemmPathRule;
 using testing::CheckResult;
 using testing::CheckSize;
 
-absl::Status CopyRows(std::byte* to, const std::byte* from, int64_t bytes) {
-  return kernels::cuda::CopyBetweenPlaces(to, from, bytes);
-}
-
-// Several logical ranks on one device.
-std::vector<std::unique_ptr<transport::Transport>> Loopback(int32_t num_ranks) {
-  return transport::CreateInprocGroup(num_ranks, CopyRows);
-}
-
 class LoopbackRanks : public transport::ThreadRanks {
  public:
   std::vector<int32_t> sizes() const override { return {1, 2, 4}; }
@@ -109,6 +100,10 @@ std::string ToJson(const std::vector<CheckResult>& results) {
 }
 
 }  // namespace
+
+std::vector<std::unique_ptr<transport::Transport>> Loopback(int32_t num_ranks) {
+  return transport::CreateInprocGroup(num_ranks, kernels::cuda::CopyBetweenPlaces);
+}
 
 bool RunChecks(CheckSize size, JsonMembers* json) {
   std::vector<CheckResult> all;

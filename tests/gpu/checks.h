@@ -1,11 +1,14 @@
 // What tests/gpu/run.sh runs on a device, and how it is written down.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "tests/support/device/device_checks.h"
+#include "worker/transport/transport.h"
 
 namespace lrmoe::gpu {
 
@@ -16,6 +19,9 @@ std::string Number(double value);
 // {"a": 1, ...}
 std::string Object(const JsonMembers& members);
 std::string Array(const std::vector<std::string>& values);
+
+// Transports of several logical ranks on one device.
+std::vector<std::unique_ptr<transport::Transport>> Loopback(int32_t num_ranks);
 
 // Kernels, GEMM paths, transports and the engine at EP 1 and logical EP 4; prints a line each. Small: for
 // memory checkers. True when all passed.

@@ -36,7 +36,7 @@ architectures() {
 sources() { # tests/gpu/plain_gemm.cc in the place of kernels/cpu/gemm.cc and packed_gemm.cc, which need oneDNN
   ls kernels/*.cc kernels/cpu/*.cc kernels/cuda/*.cc kernels/cuda/*.cu worker/engine/*.cc controller/planner/*.cc \
     controller/planner/policies/*.cc tests/support/engine/*.cc tests/support/device/*.cc tests/gpu/*.cc | grep -vE '^kernels/cpu/(packed_)?gemm\.cc$'
-  ls common/{check,cluster,ids,layer_shape,memory_model,plan_counts,policy,units}.cc worker/transport/{contract,device_link,direct,inproc,nccl}.cc \
+  ls common/{check,cluster,directory,ids,layer_shape,memory_model,plan_counts,policy,units}.cc worker/transport/{contract,device_link,direct,inproc,nccl}.cc \
     worker/device_choice.cc tests/contract/transport/conformance{,_started}.cc tools/bench/{counting_transport,layer_problem,layer_run,local_plans,slow_transport}.cc
 }
 

@@ -145,7 +145,7 @@ absl::Status BackwardPass::Route() {
   route_.source = SegmentsFrom(plan, route_.kept, route_.moves, state_.rank());
   route_.executor = SegmentsAt(plan, route_.kept, route_.moves, state_.rank());
   // The pairs that an instance kept, into the stretches that the route cuts them into.
-  const std::vector<int64_t> first_position = FirstPositions(plan, state_.rank());
+  const std::vector<int64_t>& first_position = context_.route.first_position;
   const Buffer kept_pair = std::move(route_.selected.kept_pair);
   LRMOE_ASSIGN_OR_RETURN(route_.sent_pair, state_.rows().Take(pairs_ * 4, "backward pairs"));
   std::vector<kernels::Stretch> stretches;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
+#include "common/directory.h"
 #include "common/status_macros.h"
 
 namespace lrmoe::engine {

@@ -51,7 +51,7 @@ absl::Status CompactPass::WriteDescriptions(const Description& layout, const Buf
   std::vector<int64_t> next = layout.begin;
   std::vector<kernels::Stretch> stretches;
   stretches.reserve(plan.instances.size());
-  const std::vector<int64_t> first_position = FirstPositions(plan, state_.rank());
+  const std::vector<int64_t>& first_position = context_.route.first_position;
   for (size_t i = 0; i < plan.instances.size(); ++i) {
     const InstancePlan& instance = plan.instances[i];
     const int64_t routed = instance.forward_rows_by_source[state_.rank()];

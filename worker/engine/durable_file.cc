@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/directory.h"
 #include "common/status_macros.h"
 
 namespace lrmoe::engine {
@@ -25,25 +26,6 @@ constexpr size_t kPieceBytes = 4 << 20;  // per system call; bounds the buffer o
 
 uint32_t Crc32(uint32_t crc, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
-}
-
-absl::Status SystemError(absl::string_view what, const std::string& path, int error) {
-  const std::string text = absl::StrCat(path, ": ", what, ": ", std::strerror(error));
-  switch (error) {
-    case ENOENT:
-      return absl::NotFoundError(text);
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return absl::PermissionDeniedError(text);
-    case ENOSPC:
-    case EDQUOT:
-    case EMFILE:
-    case ENFILE:
-      return absl::ResourceExhaustedError(text);
-    default:
-      return absl::InternalError(text);
-  }
 }
 
 absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path) {
@@ -140,15 +122,6 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes
   std::string text(reader.bytes(), '\0');
   LRMOE_RETURN_IF_ERROR(reader.Read(0, std::as_writable_bytes(std::span(text.data(), text.size()))));
   return text;
-}
-
-absl::Status SyncDirectory(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return SystemError("open directory", path, errno);
-  const int error = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
-  // Some file systems have nothing to do for a directory and say EINVAL.
-  return error == 0 || error == EINVAL ? absl::OkStatus() : SystemError("fsync directory", path, error);
 }
 
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {

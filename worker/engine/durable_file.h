@@ -68,14 +68,8 @@ class FileReader {
 absl::Status WriteWhole(const std::string& path, absl::string_view text);
 absl::StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes);
 
-// Makes the names in a directory durable.
-absl::Status SyncDirectory(const std::string& path);
-
 // Puts directory `from` in the place of `to` in one step; what was there lies at `from` afterwards.
 // FailedPrecondition when `to` exists and the file system cannot exchange names.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to);
-
-// The error for a failed system call on `path`; `what` says which.
-absl::Status SystemError(absl::string_view what, const std::string& path, int error);
 
 }  // namespace lrmoe::engine

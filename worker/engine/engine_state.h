@@ -37,7 +37,7 @@ struct EngineState {
   std::unique_ptr<kernels::Device> device;
   std::unique_ptr<ExpertStore> store;
   std::unique_ptr<OptimizerQueue> optimizer;
-  std::unique_ptr<Arena> arena;        // pairs and what there is one of per row; host memory
+  std::unique_ptr<Arena> arena;        // in host memory: all, or what the host copies beside device_rows
   std::unique_ptr<Arena> device_rows;  // null when the device shares the host's memory
   ContextTable contexts;               // holds blocks of the arenas: destroyed before them
   ReplicaDirectory replicas;
@@ -56,7 +56,7 @@ struct EngineState {
   int64_t row_bytes() const { return shape().hidden_size * element_bytes(); }  // of x, y, g, dx
   int32_t rank() const { return transport->rank(); }
   int32_t num_ranks() const { return transport->size(); }
-  // Rows, weights and gradients in transit: memory of the device.
+  // Rows, pairs, weights and gradients in transit: memory of the device.
   Arena& rows() const { return device_rows ? *device_rows : *arena; }
   // Where the device can read a caller's rows: where they are, or a copy that `copy` holds.
   absl::StatusOr<const std::byte*> OnDevice(std::span<const std::byte> rows, Buffer& copy) const;

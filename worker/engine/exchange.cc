@@ -70,6 +70,8 @@ transport::Call Exchange::MakeCall(absl::string_view operation) const {
 absl::Status Exchange::Rows(absl::string_view operation, std::span<const std::byte> send,
                             std::span<const int64_t> send_rows, std::span<std::byte> recv,
                             std::span<const int64_t> recv_rows, int64_t row_bytes) {
+  if (num_ranks() == 1)
+    return StartRows(operation, send, send_rows, recv, recv_rows, row_bytes).status();  // is over at once
   const auto size = static_cast<size_t>(num_ranks());
   std::vector<int64_t> send_bytes(size), recv_bytes(size);
   for (size_t r = 0; r < size; ++r) {
@@ -80,11 +82,6 @@ absl::Status Exchange::Rows(absl::string_view operation, std::span<const std::by
   LRMOE_CHECK_LE(send_total, static_cast<int64_t>(send.size()));
   LRMOE_CHECK_LE(recv_total, static_cast<int64_t>(recv.size()));
   sent_bytes_ += send_total - send_bytes[rank()];
-  if (size == 1) {  // the device's own business, in its order
-    LRMOE_CHECK_EQ(send_total, recv_total);
-    device_->Copy(recv.data(), send.data(), send_total);
-    return absl::OkStatus();
-  }
   return Wait(operation, [&] {
     return transport_->AllToAllV(MakeCall(operation), send.first(send_total), send_bytes,
                                  recv.first(recv_total), recv_bytes);
@@ -108,7 +105,8 @@ absl::StatusOr<RowsUnderWay> Exchange::StartRows(absl::string_view operation, st
 
 absl::StatusOr<RowsUnderWay> Exchange::Start(absl::string_view operation, transport::SendParts send,
                                              transport::RecvParts recv) {
-  if (num_ranks() == 1) {
+  if (num_ranks() == 1) {  // the device's own business, in its order
+    LRMOE_CHECK_EQ(send[0].size(), recv[0].size());
     device_->Copy(recv[0].data(), send[0].data(), static_cast<int64_t>(send[0].size()));
     return RowsUnderWay();
   }
@@ -145,12 +143,6 @@ absl::Status Exchange::AllGather(absl::string_view operation, std::span<const st
                                  std::span<std::byte> recv) {
   sent_bytes_ += static_cast<int64_t>(send.size()) * (num_ranks() - 1);
   return Wait(operation, [&] { return transport_->AllGather(MakeCall(operation), send, recv); });
-}
-
-absl::Status Exchange::Max(absl::string_view operation, std::span<int64_t> values) {
-  sent_bytes_ += static_cast<int64_t>(values.size_bytes()) * (num_ranks() - 1);
-  return Wait(operation,
-              [&] { return transport_->AllReduce(MakeCall(operation), values, transport::Reduction::kMax); });
 }
 
 absl::Status Exchange::Staged(absl::string_view operation, const StagedTransfer& transfer, Arena& arena,

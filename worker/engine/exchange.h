@@ -78,7 +78,6 @@ class Exchange {
   absl::Status Finish(RowsUnderWay& rows);
   absl::Status AllGather(absl::string_view operation, std::span<const std::byte> send,
                          std::span<std::byte> recv);
-  absl::Status Max(absl::string_view operation, std::span<int64_t> values);
 
   // Stages at most kExchangeStagingBytes (or one unit per peer) in `arena`, each for sending and receiving.
   // Nothing happens when max_units is 0.

@@ -172,7 +172,8 @@ absl::Status ForwardPass::PlacePairs() {
   LRMOE_ASSIGN_OR_RETURN(Buffer by_expert, arena.Take(pairs_ * 4, "pairs by expert"));
   device.GroupByKey(pairs_, reinterpret_cast<const int32_t*>(expert), num_experts,
                     offset.as<int64_t>().data(), by_expert.as<int32_t>().data());
-  device.CopyStretches(SendOrder(context_.plan(), state_.rank()), by_expert.data(), sent_pair_.data());
+  device.CopyStretches(SendOrder(context_.plan(), context_.route, state_.rank()), by_expert.data(),
+                       sent_pair_.data());
   device.Invert(pairs_, sent_pair_.as<int32_t>().data(), context_.pair_position.as<int32_t>().data());
   return absl::OkStatus();
 }

@@ -88,27 +88,13 @@ absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> own
   return absl::OkStatus();
 }
 
-std::vector<int64_t> FirstPositions(const LayerPlan& plan, int32_t rank) {
-  std::vector<int64_t> rows_to(plan.ranks.size(), 0), first(plan.instances.size());
-  for (const InstancePlan& instance : plan.instances)
-    rows_to[instance.rank_idx] += instance.forward_rows_by_source[rank];
-  std::vector<int64_t> next = Offsets(rows_to);
-  for (size_t i = 0; i < first.size(); ++i) {
-    const InstancePlan& instance = plan.instances[i];
-    first[i] = next[instance.rank_idx];
-    next[instance.rank_idx] += instance.forward_rows_by_source[rank];
-  }
-  return first;
-}
-
-std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, int32_t rank) {
-  const std::vector<int64_t> first = FirstPositions(plan, rank);
+std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, const ForwardRoute& route, int32_t rank) {
   std::vector<kernels::Stretch> stretches;
-  stretches.reserve(first.size());
+  stretches.reserve(plan.instances.size());
   int64_t listed = 0;  // instances are by expert
-  for (size_t i = 0; i < first.size(); ++i) {
+  for (size_t i = 0; i < plan.instances.size(); ++i) {
     const int64_t pairs = plan.instances[i].forward_rows_by_source[rank];
-    stretches.push_back({listed, first[i], pairs});
+    stretches.push_back({listed, route.first_position[i], pairs});
     listed += pairs;
   }
   return stretches;
@@ -124,6 +110,12 @@ ForwardRoute RouteForward(const LayerPlan& plan, int32_t rank) {
     route.send_rows[instance.rank_idx] += instance.forward_rows_by_source[rank];
     if (instance.rank_idx != rank) continue;
     for (int32_t s = 0; s < num_ranks; ++s) route.recv_rows[s] += instance.forward_rows_by_source[s];
+  }
+  std::vector<int64_t> next_to = Offsets(route.send_rows);
+  route.first_position.reserve(num_instances);
+  for (const InstancePlan& instance : plan.instances) {
+    route.first_position.push_back(next_to[instance.rank_idx]);
+    next_to[instance.rank_idx] += instance.forward_rows_by_source[rank];
   }
   std::vector<int64_t> next_from = Offsets(route.recv_rows);
   route.rows = next_from[num_ranks];

@@ -36,7 +36,10 @@ struct RowRun {
 };
 
 struct ForwardRoute {
-  std::vector<int64_t> send_rows;    // [G] pairs of this source that rank d executes
+  std::vector<int64_t> send_rows;  // [G] pairs of this source that rank d executes
+  // [instances] where their pairs of this source begin in its send order. Those of one expert that lie one
+  // after another over its instances, in plan order, are in (token, slot) order.
+  std::vector<int64_t> first_position;
   std::vector<int64_t> recv_rows;    // [G] pairs of source s executed here
   std::vector<LocalInstance> local;  // instances on this rank, in plan order
   std::vector<RowRun> runs;          // by (local_idx, source_idx)
@@ -52,13 +55,9 @@ absl::Status CheckExecutable(const LayerPlan& plan, std::span<const int32_t> own
 // What `rank` sends, gets and executes. The plan must have passed CheckExecutable.
 ForwardRoute RouteForward(const LayerPlan& plan, int32_t rank);
 
-// The send order of source `rank` out of its pairs listed by (expert, token, slot), by instance: from there,
-// to here.
-std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, int32_t rank);
-
-// Where each instance's pairs of source `rank` begin in its send order, [instances]. Those of one expert that
-// lie one after another over its instances, in plan order, are in (token, slot) order.
-std::vector<int64_t> FirstPositions(const LayerPlan& plan, int32_t rank);
+// The send order of source `rank`, whose route it is, out of its pairs listed by (expert, token, slot), by
+// instance: from there, to here.
+std::vector<kernels::Stretch> SendOrder(const LayerPlan& plan, const ForwardRoute& route, int32_t rank);
 
 // In which piece each instance's y rows return to their sources: [instance], 0 and up. A piece travels while
 // the next is computed. Pieces of a rank go from its last instances to its first, so that the activated rows

@@ -64,7 +64,7 @@ absl::Status CheckFinite(EngineState& state, const ForwardContext& context, int6
   state.device->Download(&score, scores.as<float>().data() + position, 4);
   LRMOE_RETURN_IF_ERROR(state.device->Wait());
   const LayerPlan& plan = context.plan();
-  const std::vector<int64_t> first = FirstPositions(plan, state.rank());
+  const std::vector<int64_t>& first = context.route.first_position;
   size_t i = 0;
   while (position < first[i] || position >= first[i] + plan.instances[i].forward_rows_by_source[state.rank()])
     ++i;

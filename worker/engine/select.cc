@@ -26,7 +26,6 @@ Selector::Selector(EngineState& state, Exchange& exchange, ForwardContext& conte
       exchange_(exchange),
       context_(context),
       plan_(context.plan()),
-      first_position_(FirstPositions(plan_, state.rank())),
       first_instance_(plan_.quota.size() + 1, 0),
       verdict_of_(plan_.quota.size()) {
   for (const InstancePlan& instance : plan_.instances) ++first_instance_[instance.expert_idx + 1];
@@ -41,7 +40,8 @@ Selector::~Selector() {
 }
 
 Range Selector::PairsHere(size_t instance_idx) const {
-  return {first_position_[instance_idx], plan_.instances[instance_idx].forward_rows_by_source[state_.rank()]};
+  return {context_.route.first_position[instance_idx],
+          plan_.instances[instance_idx].forward_rows_by_source[state_.rank()]};
 }
 
 Selector::Layout Selector::LayOut() const {

@@ -66,7 +66,6 @@ class Selector {
   Exchange& exchange_;
   ForwardContext& context_;
   const LayerPlan& plan_;
-  const std::vector<int64_t> first_position_;     // [instances]
   std::vector<int32_t> first_instance_;           // [E + 1]: an expert's instances lie together
   std::vector<int32_t> verdict_of_;               // [E] into verdicts_, or a KeepRule's kAll or kNone
   Buffer verdicts_;                               // of the selective experts of this source's pairs

@@ -152,6 +152,16 @@ float RoundToBf16(float value) {
   return value;
 }
 
+LayerShape SmallShape() {
+  LayerShape shape;
+  shape.num_experts = 4;
+  shape.top_k = 2;
+  shape.hidden_size = 16;
+  shape.intermediate_size = 8;
+  shape.dtype = DataType::kFp32;
+  return shape;
+}
+
 MoeProblem RandomProblem(const LayerShape& shape, std::vector<int64_t> tokens_of_rank, Routing routing,
                          uint64_t seed) {
   Random random(seed);

@@ -30,13 +30,7 @@ TEST_CASE("steps with updates on the emulated device equal the CPU's", "[cuda][e
 
 TEST_CASE("an epoch that ends at any operation leaves nothing of a pass under way on its devices",
           "[cuda][engine]") {
-  LayerShape shape;
-  shape.num_experts = 4;
-  shape.top_k = 2;
-  shape.hidden_size = 16;
-  shape.intermediate_size = 8;
-  shape.dtype = DataType::kFp32;
-  const MoeProblem problem = RandomProblem(shape, {9, 7}, Routing::kUniform, 12);
+  const MoeProblem problem = RandomProblem(SmallShape(), {9, 7}, Routing::kUniform, 12);
   const EngineDevice emulated = Emulated();
   int64_t operation = 0;
   for (bool ended = true; ended; ++operation) {

@@ -16,16 +16,6 @@ using namespace lrmoe::testing;
 
 namespace {
 
-LayerShape SmallShape() {
-  LayerShape shape;
-  shape.num_experts = 4;
-  shape.top_k = 2;
-  shape.hidden_size = 16;
-  shape.intermediate_size = 8;
-  shape.dtype = DataType::kFp32;
-  return shape;
-}
-
 MoeProblem SmallProblem(std::vector<int64_t> tokens = {7, 9, 5}) {
   return RandomProblem(SmallShape(), std::move(tokens), Routing::kUniform, 12);
 }

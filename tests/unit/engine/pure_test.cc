@@ -87,8 +87,8 @@ TEST_CASE("forward routing follows the plan and all ranks agree on every positio
       std::iota(by_expert.begin(), by_expert.end(), 0);
       std::stable_sort(by_expert.begin(), by_expert.end(),
                        [&](int32_t a, int32_t b) { return c.expert_idx[s][a] < c.expert_idx[s][b]; });
-      const std::vector<kernels::Stretch> order = SendOrder(plan, s);
-      const std::vector<int64_t> first = FirstPositions(plan, s);
+      const std::vector<kernels::Stretch> order = SendOrder(plan, routed[s].route, s);
+      const std::vector<int64_t>& first = routed[s].route.first_position;
       size_t listed = 0;
       for (size_t i = 0; i < plan.instances.size(); ++i) {
         REQUIRE(order[i].to == first[i]);

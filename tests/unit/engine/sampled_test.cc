@@ -14,16 +14,6 @@ namespace {
 
 constexpr int32_t kDraws = 600;
 
-LayerShape Shape() {
-  LayerShape shape;
-  shape.num_experts = 4;
-  shape.top_k = 2;
-  shape.hidden_size = 16;
-  shape.intermediate_size = 8;
-  shape.dtype = DataType::kFp32;
-  return shape;
-}
-
 struct Mean {
   double bias = 0;   // |mean over draws - complete| / |complete|, of the experts' gradients
   double error = 0;  // the same of a single draw
@@ -41,7 +31,7 @@ double Distance(const std::vector<std::vector<float>>& mine, double scale, const
 }
 
 Mean Measure(Selection selection, Rescale rescale = Rescale::kOff) {
-  const MoeProblem problem = RandomProblem(Shape(), {14, 0, 18}, Routing::kUniform, 5);
+  const MoeProblem problem = RandomProblem(SmallShape(), {14, 0, 18}, Routing::kUniform, 5);
   const std::vector<uint8_t> all(problem.expert_idx.size(), 1);
   const MoeResult complete = ReferenceLayer(problem, all, true);
   ScriptedPlans plans{.seed = 3, .replica_probability = 0.5, .retention = 0.5, .selection = selection};
@@ -84,7 +74,7 @@ TEST_CASE("random selection rescaled by rows is unbiased, a rescaled one of the 
 }
 
 TEST_CASE("sampled selection keeps what the plan says, and is complete when everything is kept") {
-  const MoeProblem problem = RandomProblem(Shape(), {9, 11}, Routing::kSkewed, 6);
+  const MoeProblem problem = RandomProblem(SmallShape(), {9, 11}, Routing::kSkewed, 6);
   for (const double retention : {1.0, 0.6}) {
     ScriptedPlans plans{.seed = 4, .retention = retention, .selection = Selection::kLrmSampled};
     LayerOutput output;
