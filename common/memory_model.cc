@@ -121,7 +121,7 @@ MemoryBytes PredictMemory(const MemoryCoefficients& c, const RankWork& work) {
     largest = std::max(largest, StageBytes(c, stage, work));
   // Replica weights come in when only pairs and x are there, gradients leave when only scalars are.
   largest =
-      std::max(largest, SaturatingMul(work.source_pairs, 4) + SaturatingMul(work.forward_rows, c.row_bytes) +
+      std::max(largest, SaturatingMul(work.source_pairs, 8) + SaturatingMul(work.forward_rows, c.row_bytes) +
                             InTransit(work, c.staged_weights_bytes));
   largest = std::max(largest, SaturatingMul(work.source_pairs, 8) + SaturatingMul(work.kept_rows, 12) +
                                   InTransit(work, c.staged_gradient_bytes));
